@@ -1,0 +1,68 @@
+"""Policies act, algorithms learn. Neither knows of environments, files or logs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.contracts.batches import Observation, Progress, UpdateResult
+from rl_training.contracts.spec import AlgorithmConfig, BoxActions, EnvSpec
+from rl_training.contracts.state import Stateful
+
+
+class ActOutput(NamedTuple):
+    """Actions [N, ...], what the algorithm will want to know about them, and the policy's next state."""
+
+    action: Tensor
+    extras: Mapping[str, Tensor]
+    state: Any = None
+
+
+class Policy(Protocol):
+    """Acts. This is all that collectors, evaluators and remote workers hold.
+
+    `state` is opaque to everybody else: feed-forward policies ignore it and return None.
+    """
+
+    box_actions: BoxActions
+
+    def act(
+        self,
+        obs: Observation,
+        *,
+        deterministic: bool = False,
+        action_mask: Tensor | None = None,
+        state: Any = None,
+        episode_start: Tensor | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> ActOutput:
+        """Choose actions for a batch of observations; without gradients. `rng` is needed unless deterministic."""
+        ...
+
+    def value(self, obs: Observation) -> Tensor:
+        """The estimated value [N] of a batch of observations; without gradients."""
+        ...
+
+
+ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
+
+
+class Algorithm(Stateful, ABC, Generic[ConfigT]):
+    """Learns. Owns its networks, optimizers and one named random stream; its `update` is the paper's maths."""
+
+    policy: Policy
+
+    def __init__(self, config: ConfigT, spec: EnvSpec, device: torch.device, rng: np.random.Generator) -> None:
+        self.config = config
+        self.spec = spec
+        self.device = device
+        self.rng = rng
+
+    @abstractmethod
+    def update(self, batch: Any, progress: Progress) -> UpdateResult:
+        """Learn from one batch (a rollout or transitions) and report metrics as detached tensors."""

@@ -1,0 +1,163 @@
+"""What travels between the layers: observations, steps, batches, progress and metrics.
+
+Dimensions: T time, N environments, B batch, K finished episodes of one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from rl_training.contracts.state import Stateful
+
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.floating[Any]]
+AnyArray = npt.NDArray[Any]
+
+Observation = Tensor | dict[str, Tensor]
+"""A batch of observations as tensors; a dict for Dict spaces."""
+
+ArrayObservation = AnyArray | dict[str, AnyArray]
+"""The same as numpy arrays, as environments give them."""
+
+Metrics = dict[str, Tensor | float]
+"""Detached scalars; read (and synchronised with the device) only by the logger."""
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+def map_observation(fn: Callable[[In], Out], obs: In | dict[str, In]) -> Out | dict[str, Out]:
+    """Apply `fn` to an observation, or to each entry of a dict observation."""
+    if isinstance(obs, dict):
+        return {key: fn(value) for key, value in obs.items()}
+    return fn(obs)
+
+
+class Step(NamedTuple):
+    """One step of all N environments, as the collector hands it to a sink (a buffer).
+
+    `obs` is what the environment showed; `policy_obs` what the policy saw (the same unless observations are
+    normalised). `reward` and `policy_reward` likewise. Rows where `valid` is false are not transitions: a
+    next-step environment only reset itself there.
+    """
+
+    obs: ArrayObservation
+    policy_obs: ArrayObservation
+    action: AnyArray
+    extras: Mapping[str, AnyArray]
+    reward: AnyArray
+    policy_reward: AnyArray
+    terminated: BoolArray
+    truncated: BoolArray
+    valid: BoolArray
+    ended: npt.NDArray[np.intp]
+    """Indices [K] of the environments whose episode ended in this step."""
+    final_obs: ArrayObservation | None
+    """True last observations [K, ...] of those episodes; None when K is 0."""
+    final_policy_obs: ArrayObservation | None
+
+
+class TransitionBatch(NamedTuple):
+    """A batch [B] of transitions. `discount` is 0 at termination and gamma**k otherwise; there is no `done`."""
+
+    obs: Observation
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+    next_obs: Observation
+    weight: Tensor
+    indices: Tensor
+    extras: Mapping[str, Tensor]
+
+
+class RolloutBatch(NamedTuple):
+    """Valid rows [B] of a rollout, flattened over time and environments, ready for minibatches."""
+
+    obs: Observation
+    actions: Tensor
+    logprobs: Tensor
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
+
+    def rows(self, index: Tensor) -> RolloutBatch:
+        """The rows that an index tensor chooses."""
+        return RolloutBatch(
+            obs=map_observation(lambda x: x[index], self.obs),
+            actions=self.actions[index],
+            logprobs=self.logprobs[index],
+            values=self.values[index],
+            advantages=self.advantages[index],
+            returns=self.returns[index],
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Number of transitions."""
+        return self.advantages.shape[0]
+
+
+@dataclass
+class Progress(Stateful):
+    """Where a run stands. Schedules and work due are functions of this, and it is saved."""
+
+    env_steps: int = 0
+    """Transitions seen so far, over all environments."""
+    horizon: int = 0
+    """Steps over which schedules run; fixed when the run is first started."""
+    iterations: int = 0
+    updates: int = 0
+    """Gradient steps so far."""
+
+    @property
+    def fraction(self) -> float:
+        """Share of the horizon that has passed, in [0, 1]."""
+        return min(1.0, self.env_steps / self.horizon) if self.horizon > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What an update reports: metrics as detached tensors, gradient steps made, new priorities or None."""
+
+    metrics: Metrics
+    num_updates: int = 1
+    priorities: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Returns and lengths of whole evaluation episodes."""
+
+    returns: list[float]
+    lengths: list[int]
+    successes: list[bool] = field(default_factory=list)
+
+    @property
+    def mean(self) -> float:
+        """Mean undiscounted return."""
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the return over episodes."""
+        return float(np.std(self.returns))
+
+    @property
+    def success_rate(self) -> float | None:
+        """Share of episodes with `info["is_success"]`, where the environment reports it."""
+        return float(np.mean(self.successes)) if self.successes else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON files."""
+        data: dict[str, Any] = {
+            "mean": self.mean, "std": self.std, "returns": self.returns, "lengths": self.lengths,
+        }  # fmt: skip
+        if self.successes:
+            data["success_rate"] = self.success_rate
+        return data

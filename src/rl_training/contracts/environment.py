@@ -1,0 +1,80 @@
+"""What the runtime needs of environments, whatever makes and steps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_training.contracts.batches import AnyArray, ArrayObservation, BoolArray
+
+
+class VectorStep(NamedTuple):
+    """One step of N environments, in the same form for every autoreset mode."""
+
+    obs: ArrayObservation
+    """Observations [N, ...] to act on next."""
+    reward: AnyArray
+    terminated: BoolArray
+    truncated: BoolArray
+    valid: BoolArray
+    """False where the environment only reset itself: not a transition."""
+    acting: BoolArray
+    """False where the environment is about to reset itself: its `obs` is the last of an episode, not one to act on."""
+    ended: npt.NDArray[np.intp]
+    """Indices [K] of episodes that ended."""
+    final_obs: ArrayObservation | None
+    """Their true last observations [K, ...]; None when no episode ended."""
+    end_info: Mapping[str, Any]
+    """Infos of the last step of the episodes that ended, as arrays over all N environments."""
+
+
+class Environments(Protocol):
+    """N environments that reset themselves and never lose a final observation."""
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments, N."""
+        ...
+
+    def reset(self, seed: int | None = None) -> ArrayObservation:
+        """Reset all, and return the first observations [N, ...]."""
+        ...
+
+    def step(self, action: AnyArray) -> VectorStep:
+        """Step all; actions in the environment's own units."""
+        ...
+
+    def take_snapshot(self) -> Any:
+        """The state of all environments as plain data, or a sentence that says why it cannot be taken."""
+        ...
+
+    def restore_snapshot(self, snapshot: Any) -> None:
+        """Go on from a state that `take_snapshot` gave."""
+        ...
+
+    def close(self) -> None:
+        """Release what the environments hold."""
+        ...
+
+
+class ActionMapping(Protocol):
+    """From the policy's actions to the environment's."""
+
+    def to_env(self, action: AnyArray) -> AnyArray:
+        """Actions [N, ...] as the environment expects them."""
+        ...
+
+
+class ObservationMapping(Protocol):
+    """From raw observations to what the policy sees, with statistics that only the collector updates."""
+
+    def update(self, obs: ArrayObservation) -> None:
+        """Take a batch of observations into the statistics."""
+        ...
+
+    def __call__(self, obs: ArrayObservation) -> ArrayObservation:
+        """What the policy sees."""
+        ...

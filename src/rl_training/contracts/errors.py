@@ -1,0 +1,44 @@
+"""Errors that users see. Each says what was given, what is accepted and where to change it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class RLTrainingError(Exception):
+    """Base of every error that the package raises on purpose."""
+
+
+class ConfigError(RLTrainingError):
+    """A configuration that cannot work. Carries every problem found, not only the first."""
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class SpaceError(RLTrainingError):
+    """An observation or action space that the package or the algorithm cannot handle."""
+
+
+class EnvError(RLTrainingError):
+    """An environment that cannot be made, or that breaks the Gymnasium contract."""
+
+
+class NonFiniteError(RLTrainingError):
+    """NaN or infinity in an observation, a reward, a loss or a gradient; the run cannot go on from it."""
+
+
+class DataError(RLTrainingError):
+    """Data that does not have the shape, type or values that were announced."""
+
+
+class CheckpointError(RLTrainingError):
+    """A checkpoint that is missing, damaged, of a newer format, or of another run."""
+
+
+class MissingExtraError(RLTrainingError):
+    """An optional dependency that is not installed; the message names the extra to install."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(f"{feature} needs an optional dependency. Install it with: pip install 'rl-training[{extra}]'")

@@ -1,0 +1,154 @@
+"""State that lives across a checkpoint, gathered by walking types instead of lists of names.
+
+A `Stateful` object's state is found in its attributes:
+
+- other `Stateful` objects, `torch.nn.Module`s, numpy and torch random generators, tensors and arrays;
+- lists and dicts of `Stateful` objects;
+- for a dataclass, every field, so counters belong into a dataclass.
+
+Plain numbers and strings of other classes are settings, not state. What a class keeps only as scratch space it names
+in `transient`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from rl_training.contracts.errors import CheckpointError
+
+PLAIN = (bool, int, float, str, type(None))
+
+
+class Stateful:
+    """Anything whose state a checkpoint keeps.
+
+    Example:
+        >>> @dataclasses.dataclass
+        ... class Counter(Stateful):
+        ...     count: int = 0
+        >>> Counter(3).state_dict()
+        {'count': 3}
+    """
+
+    transient: ClassVar[tuple[str, ...]] = ()
+    """Attributes that are scratch space: rebuilt or overwritten before they are read after a restore."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State as nested dicts of tensors, arrays and plain values. Tensors are not copied."""
+        return {name: _capture(value) for name, value in _state_items(self)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave. Unknown or missing entries raise `CheckpointError`."""
+        items = dict(_state_items(self))
+        check_keys(type(self).__name__, items.keys(), state.keys())
+        for name, value in items.items():
+            restored = _restore(f"{type(self).__name__}.{name}", value, state[name])
+            if restored is not value:
+                setattr(self, name, restored)
+
+
+def check_keys(owner: str, expected: Any, found: Any) -> None:
+    """Refuse a state whose names are not exactly the expected ones."""
+    missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    if missing or unknown:
+        differences = (("missing", missing), ("unknown", unknown))
+        parts = [f"{label} {', '.join(map(str, names))}" for label, names in differences if names]
+        raise CheckpointError(f"the saved state does not fit {owner}: {'; '.join(parts)}")
+
+
+def _state_items(owner: Stateful) -> Iterator[tuple[str, Any]]:
+    if dataclasses.is_dataclass(owner):
+        for field in dataclasses.fields(owner):
+            if field.name not in owner.transient:
+                yield field.name, getattr(owner, field.name)
+        return
+    for name, value in vars(owner).items():
+        if name not in owner.transient and _is_state(value):
+            yield name, value
+
+
+def _is_state(value: Any) -> bool:
+    if isinstance(value, (Stateful, nn.Module, np.random.Generator, torch.Generator, torch.Tensor, np.ndarray)):
+        return True
+    if isinstance(value, (list, tuple)):
+        return any(_is_state(item) for item in value)
+    if isinstance(value, dict):
+        return any(_is_state(item) for item in value.values())
+    return False
+
+
+def _capture(value: Any) -> Any:
+    if isinstance(value, Stateful):
+        return value.state_dict()
+    if isinstance(value, nn.Module):
+        return dict(value.state_dict())
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (np.ndarray, *PLAIN)):
+        return value
+    if isinstance(value, (list, tuple, deque)):
+        return [_capture(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _capture(item) for key, item in value.items()}
+    raise TypeError(f"cannot put a {type(value).__name__} into a checkpoint")
+
+
+def _restore(where: str, current: Any, saved: Any) -> Any:
+    """Restore in place where the object allows it; return the object or the new plain value."""
+    if isinstance(current, Stateful):
+        current.load_state_dict(saved)
+    elif isinstance(current, nn.Module):
+        own = current.state_dict()
+        check_keys(where, own.keys(), saved.keys())
+        with torch.no_grad():
+            for name, tensor in own.items():
+                _restore(f"{where}.{name}", tensor, saved[name])
+    elif isinstance(current, np.random.Generator):
+        current.bit_generator.state = saved
+    elif isinstance(current, torch.Generator):
+        current.set_state(torch.as_tensor(saved, dtype=torch.uint8).cpu())
+    elif isinstance(current, torch.Tensor):
+        _check_shape(where, tuple(current.shape), tuple(saved.shape))
+        with torch.no_grad():
+            current.copy_(torch.as_tensor(saved))
+    elif isinstance(current, np.ndarray):
+        saved = saved.numpy() if isinstance(saved, torch.Tensor) else saved
+        _check_shape(where, current.shape, saved.shape)
+        np.copyto(current, saved)
+    elif isinstance(current, deque):
+        current.clear()
+        current.extend(saved)
+    elif isinstance(current, (list, tuple)) and any(_is_state(item) for item in current):
+        if len(current) != len(saved):
+            raise CheckpointError(f"{where} has {len(current)} parts, the checkpoint {len(saved)}")
+        items = [_restore(f"{where}[{index}]", item, saved[index]) for index, item in enumerate(current)]
+        if isinstance(current, tuple):
+            return current if all(a is b for a, b in zip(items, current, strict=True)) else tuple(items)
+        current[:] = items
+    elif isinstance(current, dict) and any(_is_state(item) for item in current.values()):
+        check_keys(where, current.keys(), saved.keys())
+        for key, item in current.items():
+            current[key] = _restore(f"{where}[{key}]", item, saved[key])
+    elif isinstance(current, tuple) and isinstance(saved, list):
+        return tuple(saved)  # files know only lists
+    else:
+        return saved
+    return current
+
+
+def _check_shape(where: str, expected: tuple[int, ...], found: tuple[int, ...]) -> None:
+    if expected != found:
+        raise CheckpointError(f"{where} has shape {expected}, the checkpoint has {found}")

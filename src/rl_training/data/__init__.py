@@ -1,0 +1,1 @@
+"""Storage that keeps time, ways to sample it, and running statistics."""

@@ -1,0 +1,181 @@
+"""The rollout of an on-policy iteration: [T, N] rows in the order in which they happened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rl_training.contracts.batches import ArrayObservation, Observation, RolloutBatch, Step, map_observation
+from rl_training.contracts.errors import DataError
+from rl_training.contracts.spec import EnvSpec
+from rl_training.contracts.state import Stateful
+from rl_training.functional.returns import gae
+
+Shape = tuple[int, ...]
+
+
+class RolloutBuffer(Stateful):
+    """Rows `obs, actions, logprobs, rewards, dones, values`, and `advantages, returns` once computed; all [T, N, ...].
+
+    `dones` marks rows in which an episode ended; `truncated` those of them that were cut by a limit and therefore
+    bootstrap from `final_values`, the value of the episode's true last observation. `valid` is false where a next-step
+    environment only reset itself. `obs` holds what the policy saw, because the log-probabilities belong to it.
+
+    The buffer is full at the end of `collect` and consumed by `update` in the same iteration, so it has no state that
+    would outlive a checkpoint.
+
+    Example:
+        >>> buffer = RolloutBuffer(num_steps=2, num_envs=1, obs_shape=(4,), action_shape=())
+        >>> buffer.rewards[:] = 1.0
+        >>> buffer.compute_returns_and_advantages(last_value=torch.zeros(1), gamma=1.0, gae_lambda=1.0)
+        >>> buffer.returns.flatten().tolist()
+        [2.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        num_steps: int,
+        num_envs: int,
+        obs_shape: Shape | Mapping[str, Shape],
+        action_shape: Shape,
+        *,
+        obs_dtype: Any = np.float32,
+        action_dtype: Any = np.float32,
+    ) -> None:
+        self.num_steps, self.num_envs = num_steps, num_envs
+        rows = (num_steps, num_envs)
+
+        def zeros(shape: Shape = (), dtype: Any = np.float32) -> Tensor:
+            return torch.from_numpy(np.zeros(rows + tuple(shape), dtype=dtype))
+
+        self.obs: Observation
+        if isinstance(obs_shape, Mapping):
+            dtypes = obs_dtype if isinstance(obs_dtype, Mapping) else dict.fromkeys(obs_shape, obs_dtype)
+            self.obs = {key: zeros(shape, dtypes[key]) for key, shape in obs_shape.items()}
+        else:
+            self.obs = zeros(obs_shape, obs_dtype)
+        self.actions = zeros(action_shape, action_dtype)
+        self.logprobs, self.rewards, self.values = zeros(), zeros(), zeros()
+        self.dones, self.truncated, self.valid = (zeros(dtype=np.bool_) for _ in range(3))
+        self.final_values, self.advantages, self.returns = zeros(), zeros(), zeros()
+        self.last_obs: ArrayObservation | None = None
+        self.reset()
+
+    @classmethod
+    def for_spec(cls, spec: EnvSpec, num_steps: int, num_envs: int, *, normalized_keys: Any = ()) -> RolloutBuffer:
+        """A buffer for an environment's spaces; entries that are normalised are kept as float32."""
+
+        def kind(key: str, space: spaces.Space[Any]) -> Any:
+            return np.float32 if key in normalized_keys else (space.dtype or np.float32)
+
+        obs = spec.observation_space
+        shape: Any
+        dtype: Any
+        if isinstance(obs, spaces.Dict):
+            shape = {key: tuple(part.shape or ()) for key, part in obs.spaces.items()}
+            dtype = {key: kind(key, part) for key, part in obs.spaces.items()}
+        else:
+            shape, dtype = tuple(obs.shape or ()), kind("", obs)
+        action_dtype = np.float32 if isinstance(spec.action_space, spaces.Box) else np.int64
+        action_shape = tuple(spec.action_space.shape or ())
+        return cls(num_steps, num_envs, shape, action_shape, obs_dtype=dtype, action_dtype=action_dtype)
+
+    def reset(self) -> None:
+        """Begin a new rollout."""
+        self.size = 0
+        self.valid.fill_(True)
+        self.final_rows: list[tuple[int, int]] = []
+        self.final_obs: list[ArrayObservation] = []
+
+    def add(self, step: Step) -> None:
+        """Write one step of all environments."""
+        t = self.size
+        if t >= self.num_steps:
+            raise IndexError(f"the rollout is full: it has {self.num_steps} steps")
+        if isinstance(self.obs, dict):
+            assert isinstance(step.policy_obs, dict)
+            for key, store in self.obs.items():
+                store.numpy()[t] = step.policy_obs[key]
+        else:
+            self.obs.numpy()[t] = step.policy_obs
+        self.actions.numpy()[t] = step.action
+        self.logprobs.numpy()[t] = step.extras["logprobs"]
+        self.values.numpy()[t] = step.extras["values"]
+        self.rewards.numpy()[t] = step.policy_reward
+        self.valid.numpy()[t] = step.valid
+        self.dones.numpy()[t] = step.terminated | step.truncated
+        self.truncated.numpy()[t] = step.truncated & ~step.terminated
+        if step.final_policy_obs is not None:
+            for row, env in enumerate(step.ended):
+                if step.truncated[env] and not step.terminated[env]:
+                    self.final_rows.append((t, int(env)))
+                    self.final_obs.append(map_observation(lambda x, row=row: x[row], step.final_policy_obs))  # type: ignore[misc]
+        self.size += 1
+
+    def stacked_final_obs(self) -> ArrayObservation | None:
+        """True last observations of the truncated rows, in the order of `final_rows`; None if there are none."""
+        if not self.final_obs:
+            return None
+        first = self.final_obs[0]
+        if isinstance(first, dict):
+            return {key: np.stack([cast("dict[str, Any]", obs)[key] for obs in self.final_obs]) for key in first}
+        return np.stack(cast("list[Any]", self.final_obs))
+
+    def compute_returns_and_advantages(
+        self, last_value: Tensor, gamma: float, gae_lambda: float, final_values: Tensor | None = None
+    ) -> None:
+        """Fill `advantages` and `returns`.
+
+        `last_value` [N] is the value of the observations after the last row; `final_values` [K] those of
+        `final_rows`. A row marked in `dones` alone counts as terminated; one that is also in `truncated` bootstraps.
+        """
+        size = self.size or self.num_steps
+        if self.final_rows:
+            if final_values is None:
+                raise DataError(f"{len(self.final_rows)} episodes were truncated: their final_values are needed")
+            steps, envs = zip(*self.final_rows, strict=True)
+            self.final_values[list(steps), list(envs)] = final_values.detach().to(self.final_values)
+        dones, truncated = self.dones[:size].bool(), self.truncated[:size].bool()
+        values = self.values[:size].float()
+        last = torch.as_tensor(last_value).detach().to(values).reshape(1, self.num_envs)
+        next_values = torch.where(truncated, self.final_values[:size], torch.cat([values[1:], last]))
+        self.advantages[:size], self.returns[:size] = gae(
+            self.rewards[:size].float(),
+            values,
+            next_values,
+            terminated=dones & ~truncated,
+            ended=dones,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+        )
+
+    def flatten(self, device: torch.device | str = "cpu") -> RolloutBatch:
+        """The valid rows as one batch [B], time-major."""
+        size = self.size or self.num_steps
+        keep = self.valid[:size].reshape(-1)
+        everything = bool(keep.all())
+
+        def rows(store: Tensor) -> Tensor:
+            flat = store[:size].reshape(-1, *store.shape[2:])
+            return (flat if everything else flat[keep]).to(device)
+
+        return RolloutBatch(
+            obs=map_observation(rows, self.obs),
+            actions=rows(self.actions),
+            logprobs=rows(self.logprobs),
+            values=rows(self.values),
+            advantages=rows(self.advantages),
+            returns=rows(self.returns),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: a rollout does not outlive its iteration."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""

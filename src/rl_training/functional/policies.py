@@ -1,0 +1,40 @@
+"""Losses of policies and of the values that guide them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
+    """PPO's pessimistic surrogate as a loss (Schulman et al. 2017, eq. 7): the mean of -min(r A, clip(r) A)."""
+    clipped = ratio.clamp(1.0 - clip_coef, 1.0 + clip_coef)
+    return -torch.minimum(ratio * advantages, clipped * advantages).mean()
+
+
+def value_loss(new_values: Tensor, returns: Tensor) -> Tensor:
+    """Half the mean squared error."""
+    return 0.5 * (new_values - returns).square().mean()
+
+
+def clipped_value_loss(new_values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float) -> Tensor:
+    """Half the mean of the larger of two squared errors: as predicted, and kept within `clip_coef` of the old value."""
+    kept = old_values + (new_values - old_values).clamp(-clip_coef, clip_coef)
+    return 0.5 * torch.maximum((new_values - returns).square(), (kept - returns).square()).mean()
+
+
+def approx_kl(log_ratio: Tensor) -> Tensor:
+    """Low-variance estimate of KL(old || new), the mean of (r - 1) - log r (Schulman 2020, estimator k3)."""
+    return (log_ratio.exp() - 1.0 - log_ratio).mean()
+
+
+def explained_variance(predicted: Tensor, target: Tensor) -> Tensor:
+    """1 - Var(target - predicted) / Var(target): 1 is perfect, 0 no better than the mean; NaN for a constant target."""
+    # asked of the numbers, because the variance of equal ones is not always exactly zero
+    varied = (target != target.flatten()[:1]).any()
+    return torch.where(varied, 1.0 - (target - predicted).var(correction=0) / target.var(correction=0), torch.nan)
+
+
+def normalize(x: Tensor) -> Tensor:
+    """Zero mean and unit standard deviation; a single row has none and is returned as it is."""
+    return (x - x.mean()) / (x.std() + 1e-8) if x.numel() > 1 else x

@@ -1,0 +1,82 @@
+"""The actor-critic policy of the on-policy family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rl_training.contracts.algorithm import ActOutput
+from rl_training.contracts.batches import Observation
+from rl_training.contracts.spec import BoxActions, EnvSpec
+from rl_training.policies.distributions import Distribution
+from rl_training.policies.encoders import make_encoder
+from rl_training.policies.heads import ActionHead
+from rl_training.policies.networks import ActorCriticNetworkConfig, make_mlp, orthogonal_
+
+
+class ActorCriticPolicy(nn.Module):
+    """A stochastic actor and a state-value critic, with separate or shared encoder and hidden layers."""
+
+    def __init__(self, spec: EnvSpec, network: ActorCriticNetworkConfig, box_actions: BoxActions = "clip") -> None:
+        super().__init__()
+        self.box_actions: BoxActions = box_actions
+        self.shared = network.shared
+
+        def trunk(sizes: tuple[int, ...]) -> tuple[nn.Sequential, int]:
+            encoder = make_encoder(network.encoder, spec.observation_space)
+            layers, width = make_mlp(encoder.num_features, sizes, network.activation)
+            return nn.Sequential(encoder, layers), width
+
+        self.actor, actor_width = trunk(network.actor_sizes)
+        self.head = ActionHead(spec.action_space, actor_width, network.log_std_init)
+        self.critic: nn.Module = nn.Identity()
+        critic_width = actor_width
+        if not self.shared:
+            self.critic, critic_width = trunk(network.critic_sizes)
+        self.value_head = nn.Linear(critic_width, 1)
+        if network.orthogonal_init:
+            orthogonal_(self.actor)
+            orthogonal_(self.critic)
+            orthogonal_(self.head, gain=0.01)
+            orthogonal_(self.value_head, gain=1.0)
+
+    def forward(self, obs: Observation) -> tuple[Distribution, Tensor]:
+        """The action distribution and the values [B]."""
+        features = self.actor(obs)
+        critic_features = features if self.shared else self.critic(obs)
+        return self.head(features), self.value_head(critic_features).squeeze(-1)
+
+    @torch.no_grad()
+    def act(
+        self,
+        obs: Observation,
+        *,
+        deterministic: bool = False,
+        action_mask: Tensor | None = None,
+        state: Any = None,
+        episode_start: Tensor | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> ActOutput:
+        """See `Policy.act`. Extras: `logprobs` and `values`, what a rollout keeps."""
+        distribution, values = self(obs)
+        if deterministic:
+            action = distribution.mode()
+        else:
+            assert rng is not None, "stochastic actions need an owned random stream"
+            action = distribution.sample(self.head.draw_noise(rng, values.shape[0], values.device))
+        extras = {"logprobs": distribution.log_prob(action), "values": values}
+        return ActOutput(self.head.unflatten(action), extras)
+
+    @torch.no_grad()
+    def value(self, obs: Observation) -> Tensor:
+        """See `Policy.value`."""
+        values: Tensor = self(obs)[1]
+        return values
+
+    def evaluate_actions(self, obs: Observation, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities, entropies and values [B] of actions taken earlier, with gradients."""
+        distribution, values = self(obs)
+        return distribution.log_prob(self.head.flatten(actions)), distribution.entropy(), values

@@ -1,0 +1,78 @@
+"""Action heads: which distribution an action space has, how many outputs it needs, which noise it samples with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rl_training.contracts.batches import FloatArray
+from rl_training.contracts.errors import SpaceError
+from rl_training.policies.distributions import (
+    Bernoulli,
+    Categorical,
+    DiagGaussian,
+    Distribution,
+    MultiCategorical,
+    gumbel_noise,
+    logistic_noise,
+    normal_noise,
+)
+
+NoiseFn = Callable[[np.random.Generator, tuple[int, ...]], FloatArray]
+
+
+class ActionHead(nn.Module):
+    """The last layer of a stochastic actor, for any supported action space."""
+
+    def __init__(self, space: spaces.Space[Any], num_features: int, log_std_init: float = 0.0) -> None:
+        super().__init__()
+        self.log_std: nn.Parameter | None = None
+        self.shape: tuple[int, ...] = tuple(space.shape or ())
+        self.single_choice = isinstance(space, spaces.Discrete)  # flat actions are [B]; a Box of shape () has [B, 1]
+        self.noise: NoiseFn = gumbel_noise
+        self.make: Callable[[Tensor], Distribution] = Categorical
+        if isinstance(space, spaces.Discrete):
+            num_outputs = int(space.n)
+        elif isinstance(space, spaces.MultiDiscrete):
+            sizes = [int(n) for n in space.nvec.flat]
+            num_outputs = sum(sizes)
+            self.make = lambda logits: MultiCategorical(logits, sizes)
+        elif isinstance(space, spaces.MultiBinary):
+            num_outputs = int(np.prod(space.shape))
+            self.noise, self.make = logistic_noise, Bernoulli
+        elif isinstance(space, spaces.Box):
+            num_outputs = int(np.prod(space.shape))
+            self.log_std = nn.Parameter(torch.full((num_outputs,), float(log_std_init)))
+            self.noise, self.make = normal_noise, self._gaussian
+        else:
+            raise SpaceError(
+                f"actions of {type(space).__name__} are not supported: {space}. "
+                "Supported are Discrete, MultiDiscrete, MultiBinary and Box."
+            )
+        self.num_outputs = num_outputs
+        self.linear = nn.Linear(num_features, num_outputs)
+
+    def _gaussian(self, mean: Tensor) -> DiagGaussian:
+        assert self.log_std is not None
+        return DiagGaussian(mean, self.log_std)
+
+    def forward(self, features: Tensor) -> Distribution:
+        """The distribution over flat actions [B] or [B, D]."""
+        return self.make(self.linear(features))
+
+    def draw_noise(self, rng: np.random.Generator, batch_size: int, device: torch.device) -> Tensor:
+        """Noise for `Distribution.sample`, drawn from an owned stream."""
+        return torch.from_numpy(self.noise(rng, (batch_size, self.num_outputs))).to(device)
+
+    def unflatten(self, action: Tensor) -> Tensor:
+        """Actions [B, ...] in the shape of the action space."""
+        return action.reshape(action.shape[0], *self.shape)
+
+    def flatten(self, action: Tensor) -> Tensor:
+        """The inverse of `unflatten`."""
+        return action if self.single_choice else action.reshape(action.shape[0], -1)

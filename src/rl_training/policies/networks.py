@@ -1,0 +1,61 @@
+"""Fully connected networks, their settings and their initialisation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from rl_training.contracts.settings import documented, setting
+
+Activation = Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"]
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "leaky_relu": nn.LeakyReLU,
+}
+
+
+@documented
+@dataclass
+class ActorCriticNetworkConfig:
+    """Networks of an actor-critic policy."""
+
+    actor_sizes: tuple[int, ...] = setting((64, 64), "Widths of the actor's hidden layers.", ge=1)
+    critic_sizes: tuple[int, ...] = setting((64, 64), "Widths of the critic's hidden layers.", ge=1)
+    activation: Activation = setting("tanh", "Activation between layers.")
+    shared: bool = setting(False, "Actor and critic share encoder and hidden layers (needs equal sizes).")
+    encoder: str = setting("auto", "Encoder of observations, by name; 'auto' chooses by the observation space.")
+    orthogonal_init: bool = setting(True, "Orthogonal weights and zero biases instead of torch's initialisation.")
+    log_std_init: float = setting(0.0, "Initial log standard deviation of continuous actions.")
+
+    def problems(self) -> list[str]:
+        """Combinations that cannot work."""
+        if self.shared and self.actor_sizes != self.critic_sizes:
+            return [f"shared: needs equal actor_sizes and critic_sizes, got {self.actor_sizes} and {self.critic_sizes}"]
+        return []
+
+
+def make_mlp(num_inputs: int, sizes: Sequence[int], activation: str) -> tuple[nn.Sequential, int]:
+    """Hidden layers, each followed by the activation, and the width of the last one."""
+    layers: list[nn.Module] = []
+    for size in sizes:
+        layers += [nn.Linear(num_inputs, size), ACTIVATIONS[activation]()]
+        num_inputs = size
+    return nn.Sequential(*layers), num_inputs
+
+
+def orthogonal_(module: nn.Module, gain: float = math.sqrt(2)) -> None:
+    """Orthogonal weights with that gain and zero biases, in every linear and convolutional layer."""
+    for layer in module.modules():
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+            nn.init.orthogonal_(layer.weight, gain)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)

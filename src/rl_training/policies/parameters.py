@@ -1,0 +1,103 @@
+"""Flat parameters: one contiguous tensor of weights, one of gradients, and the optimizer over them.
+
+The modules' parameters become views into the flat tensors, so a gradient step is a handful of calls whatever the number
+of layers (about a third off the optimizer's time on small networks). Checkpoints never see the flat layout: weights are
+saved by the module under their names, optimizer slots here under the same names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.contracts.errors import CheckpointError
+from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.state import Stateful, check_keys
+
+
+@documented
+@dataclass
+class OptimizerConfig:
+    """The optimizer and its settings (the learning rate is a setting of the algorithm, since it may be scheduled)."""
+
+    name: Literal["adam", "adamw", "rmsprop", "sgd"] = setting("adam", "Optimizer.")
+    eps: float = setting(1e-5, "Added to the denominator (adam, adamw, rmsprop).", gt=0)
+    betas: tuple[float, float] = setting((0.9, 0.999), "Decay of Adam's moment estimates.", ge=0, lt=1)
+    alpha: float = setting(0.99, "Decay of RMSprop's squared gradients.", ge=0, lt=1)
+    momentum: float = setting(0.0, "Momentum (rmsprop, sgd).", ge=0, lt=1)
+    weight_decay: float = setting(0.0, "Weight decay (decoupled for adamw, added to the gradient otherwise).", ge=0)
+
+    def make(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
+        """The torch optimizer over one flat parameter."""
+        if self.name in ("adam", "adamw"):
+            cls = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
+            return cls([parameter], eps=self.eps, betas=self.betas, weight_decay=self.weight_decay, fused=True)
+        if self.name == "rmsprop":
+            return torch.optim.RMSprop(
+                [parameter], alpha=self.alpha, eps=self.eps, momentum=self.momentum, weight_decay=self.weight_decay
+            )
+        return torch.optim.SGD([parameter], lr=1e-3, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+class ParameterStore(Stateful):
+    """Owns the flat parameters, gradients and optimizer slots of one module."""
+
+    def __init__(self, module: nn.Module, optimizer: OptimizerConfig) -> None:
+        named = dict(module.named_parameters())
+        self.flat = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in named.values()]))
+        self.grad = torch.zeros_like(self.flat)
+        self.flat.grad = self.grad
+        self.slices: dict[str, tuple[slice, torch.Size]] = {}
+        start = 0
+        for name, parameter in named.items():
+            span = slice(start, start + parameter.numel())
+            parameter.data = self.flat.data[span].view_as(parameter)
+            parameter.grad = self.grad[span].view_as(parameter)
+            self.slices[name] = (span, parameter.shape)
+            start = span.stop
+        self.optimizer = optimizer.make(self.flat)
+
+    def step(self, loss: Tensor, *, learning_rate: float, max_grad_norm: float | None) -> Tensor:
+        """Gradients of `loss`, clipping by their global norm, one optimizer step. Returns the norm before clipping."""
+        self.grad.zero_()
+        loss.backward()
+        norm: Tensor = self.grad.norm()
+        if max_grad_norm is not None:
+            self.grad.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        self.optimizer.param_groups[0]["lr"] = learning_rate
+        self.optimizer.step()
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizer slots by parameter name, and its step counter."""
+        slots = self.optimizer.state.get(self.flat, {})
+        state: dict[str, Any] = {
+            "kind": type(self.optimizer).__name__,
+            "step": int(slots["step"]) if "step" in slots else 0,
+        }
+        for slot, tensor in slots.items():
+            if slot != "step" and tensor is not None:
+                state[slot] = {name: tensor[span].view(shape) for name, (span, shape) in self.slices.items()}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore optimizer slots. Weights are restored by the module that owns them."""
+        slots: dict[str, Any] = {}
+        if state["kind"] != type(self.optimizer).__name__:
+            raise CheckpointError(f"the optimizer is {type(self.optimizer).__name__}, the checkpoint's {state['kind']}")
+        for slot, tensors in state.items():
+            if slot in ("kind", "step"):
+                continue
+            check_keys(f"the optimizer's {slot}", self.slices.keys(), tensors.keys())
+            slots[slot] = torch.zeros_like(self.flat.data)
+            for name, (span, shape) in self.slices.items():
+                if tuple(tensors[name].shape) != tuple(shape):
+                    raise CheckpointError(f"the optimizer's {slot} of {name} has another shape than the parameter")
+                slots[slot][span] = tensors[name].reshape(-1)
+        if slots:
+            fused = self.optimizer.param_groups[0].get("fused")  # torch's fused kernels want the counter on the device
+            slots["step"] = torch.tensor(float(state["step"]), device=self.flat.device if fused else None)
+        self.optimizer.state[self.flat] = slots
