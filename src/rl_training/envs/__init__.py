@@ -1,0 +1,10 @@
+"""Environments: the only place that makes them, steps them and checks them.
+
+Importing this package does not import torch, so command lines stay fast.
+"""
+
+from rl_training.envs.checks import Finding, check_env, format_findings
+from rl_training.envs.factory import EnvLike, make_env, make_vector_env
+from rl_training.envs.wrappers import register_wrapper
+
+__all__ = ["EnvLike", "Finding", "check_env", "format_findings", "make_env", "make_vector_env", "register_wrapper"]

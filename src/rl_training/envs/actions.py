@@ -1,0 +1,66 @@
+"""From the policy's action to the environment's, and nowhere else.
+
+For Box spaces there are three explicit ways to stay within the bounds:
+
+- `clip`: the policy's action is in the environment's units and is clipped to the bounds;
+- `rescale`: the policy's action lives in [-1, 1], is clipped to that, and mapped linearly to the bounds;
+- `squash`: the policy's action is unbounded, tanh brings it to [-1, 1], and then it is mapped linearly. Buffers keep
+  the action before tanh: its density differs from that of the squashed action by a factor that does not depend on the
+  parameters, so ratios and gradients of log-probabilities are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rl_training.contracts.batches import AnyArray
+from rl_training.contracts.errors import SpaceError
+from rl_training.contracts.spec import BoxActions
+
+
+class ActionMap:
+    """Maps batches [N, ...] of policy actions to the dtype, offset and bounds of an action space.
+
+    Example:
+        >>> ActionMap(spaces.Box(-2.0, 2.0, (1,)), "rescale").to_env(np.array([[0.5]]))
+        array([[1.]], dtype=float32)
+    """
+
+    def __init__(self, space: spaces.Space[Any], box_actions: BoxActions = "clip") -> None:
+        self.space = space
+        self.box_actions = box_actions
+        self.offset: Any = 0
+        self.low: Any = 0
+        self.high: Any = 0
+        if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+            self.offset = space.start
+        elif isinstance(space, spaces.Box):
+            if box_actions != "clip" and not space.is_bounded("both"):
+                raise SpaceError(
+                    f"box_actions '{box_actions}' needs finite bounds, got {space}. Use 'clip', or wrap the "
+                    "environment so that its bounds are finite."
+                )
+            # the width of an integer space does not fit into its own dtype: 127 - -128 in int8
+            integer = np.issubdtype(space.dtype, np.integer)
+            self.low = space.low.astype(np.float64) if integer else space.low
+            self.high = space.high.astype(np.float64) if integer else space.high
+        elif not isinstance(space, spaces.MultiBinary):
+            raise SpaceError(f"actions of {type(space).__name__} are not supported: {space}")
+
+    def to_env(self, action: AnyArray) -> AnyArray:
+        """Actions as the environment expects them."""
+        space = self.space
+        if not isinstance(space, spaces.Box):
+            shifted: AnyArray = (action + self.offset).astype(space.dtype, copy=False)
+            return shifted
+        if self.box_actions != "clip":
+            unit = np.tanh(action) if self.box_actions == "squash" else np.clip(action, -1.0, 1.0)
+            action = self.low + (unit + 1.0) * (0.5 * (self.high - self.low))
+        # after mapping as well: float32 arithmetic may leave the bounds by one unit in the last place
+        bounded = np.clip(action, self.low, self.high)
+        if np.issubdtype(space.dtype, np.integer):
+            bounded = np.rint(bounded)
+        return bounded.astype(space.dtype, copy=False)

@@ -1,0 +1,92 @@
+"""A conformance check for environments, with findings that say what is wrong, what it does to training, and the cure.
+
+    >>> print(format_findings(check_env("CartPole-v1")))  # doctest: +ELLIPSIS
+    No problems found...
+
+The check plays with random actions, so it finds what random actions can reach. Levels:
+
+- `error`: training would fail or learn from wrong data;
+- `warning`: training works, but something is probably not what was meant;
+- `info`: good to know.
+
+Environments that are to be saved in the middle of an episode offer `get_state()`, which returns plain data, and
+`set_state(state)`, which takes it back (see `rl_training.envs.snapshot`). Everything the next steps depend on belongs
+into it, the random generator too.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import gymnasium as gym
+from gymnasium.vector import VectorEnv
+
+from rl_training.envs.checks.findings import CannotGoOn, Finding, Report, error_text, format_findings
+from rl_training.envs.checks.single import check_single
+from rl_training.envs.checks.vector import check_vector
+from rl_training.envs.factory import AnyVectorEnv, EnvLike, SingleEnv, make_env
+
+__all__ = ["Finding", "check_env", "format_findings"]
+
+
+def check_env(env: EnvLike, *, num_steps: int = 2000, seed: int = 0) -> list[Finding]:
+    """Check an environment; nothing is raised for a bad one, it is reported.
+
+    An environment object is played with and left open: reset it before you use it. What is made here (from an id or a
+    callable) is closed here.
+
+    Args:
+        env: An id, a callable that makes an environment, an environment, or a vector environment.
+        num_steps: How many random steps to play.
+        seed: Seed of the environment and of the random actions.
+
+    Returns:
+        Findings, errors first; only `info` findings if nothing is wrong.
+
+    Example:
+        >>> [finding for finding in check_env("CartPole-v1") if finding.level != "info"]
+        []
+    """
+    report = Report()
+    with warnings.catch_warnings():
+        # Gymnasium's passive checker warns of some of the same things; here they are findings
+        warnings.filterwarnings("ignore", message=r"(\x1b\[\d+m)?WARN:")
+        try:
+            with _opened(env, report) as target:
+                if isinstance(target, VectorEnv):
+                    check_vector(target, report, num_steps, seed)
+                else:
+                    check_single(target, report, num_steps, seed)
+        except CannotGoOn:
+            pass
+        except Exception as error:  # an environment so unusual that a check of ours stumbled over it
+            report.add("error", "check", f"the check could not be finished: {error_text(error)}")
+    return report.findings()
+
+
+@contextmanager
+def _opened(env: EnvLike, report: Report) -> Iterator[SingleEnv | AnyVectorEnv]:
+    """The environment that was given, or the one it says how to make, which is closed afterwards."""
+    if isinstance(env, (gym.Env, VectorEnv)):
+        yield env
+        return
+    try:
+        # our own checks say more than the passive checker, and its assertions would come first
+        made = make_env(env, {"disable_env_checker": True}) if isinstance(env, str) else env()
+    except Exception as error:
+        raise report.fatal("making", f"the environment could not be made: {error_text(error)}") from error
+    if not isinstance(made, (gym.Env, VectorEnv)):
+        raise report.fatal(
+            "making",
+            f"got a {type(made).__module__}.{type(made).__qualname__}, which is not a gymnasium.Env. Derive the class "
+            "from gymnasium.Env (environments for the old `gym` package need a port, or a compatibility wrapper)",
+        )
+    try:
+        yield made
+    finally:
+        try:
+            made.close()
+        except Exception as error:
+            report.add("error", "closing", f"close() raised {error_text(error)}")

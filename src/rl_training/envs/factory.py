@@ -1,0 +1,179 @@
+"""The only place that makes environments."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, cast
+
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from rl_training.contracts.errors import ConfigError, EnvError, MissingExtraError, RLTrainingError
+from rl_training.envs.workers import WorkerVectorEnv
+from rl_training.envs.wrappers import WrapperConfig, apply_wrappers
+
+Vectorization = Literal["sync", "async", "native"]
+SingleEnv = gym.Env[Any, Any]
+AnyVectorEnv = VectorEnv[Any, Any, Any]
+EnvLike = str | Callable[[], SingleEnv] | SingleEnv | AnyVectorEnv
+"""What users may give: an id, a callable that makes an environment, an environment, or a vector environment."""
+
+_EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "pygame": "classic", "ale_py": "atari", "moviepy": "video"}
+
+
+class EnvSettings(Protocol):
+    """The part of a `TrainConfig` that this module reads."""
+
+    env_id: str
+    env_kwargs: dict[str, Any]
+    wrappers: list[WrapperConfig]
+    vectorization: Vectorization
+    num_envs: int
+    env_timeout: float
+
+
+def make_env(
+    env_id: str,
+    env_kwargs: dict[str, Any] | None = None,
+    wrappers: list[WrapperConfig] | None = None,
+    render_mode: str | None = None,
+) -> SingleEnv:
+    """One environment by id, with its registered wrappers.
+
+    Example:
+        >>> make_env("CartPole-v1").spec.id
+        'CartPole-v1'
+    """
+    kwargs = dict(env_kwargs or {})
+    if render_mode is not None:
+        kwargs["render_mode"] = render_mode
+    _register_known(env_id)
+    try:
+        env = gym.make(env_id, **kwargs)
+        return apply_wrappers(env, wrappers or [])
+    except RLTrainingError:
+        raise
+    except Exception as error:
+        raise _readable(env_id, kwargs, error) from error
+
+
+def make_vector_env(
+    cfg: EnvSettings,
+    num_envs: int | None = None,
+    *,
+    env: EnvLike | None = None,
+    autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
+    render_mode: str | None = None,
+) -> AnyVectorEnv:
+    """A vector environment as the config says, or around the environment that was given.
+
+    Sync and async vectors reset by `autoreset_mode`; native and ready-made ones keep their own mode.
+
+    Example:
+        >>> from rl_training import TrainConfig
+        >>> make_vector_env(TrainConfig(algo="ppo", env_id="CartPole-v1"), num_envs=4)
+        SyncVectorEnv(num_envs=4)
+    """
+    count = cfg.num_envs if num_envs is None else num_envs
+    if isinstance(env, VectorEnv):
+        return env
+    if cfg.vectorization == "native" and (env is None or isinstance(env, str)):
+        return _make_native(env or cfg.env_id, cfg, count)
+    make: Callable[[], SingleEnv]
+    if isinstance(env, gym.Env):
+        if count != 1:
+            raise ConfigError(
+                f"num_envs: one environment was given, so num_envs must be 1, got {count}. Give a callable"
+            )
+        instance = apply_wrappers(env, cfg.wrappers)
+        return SyncVectorEnv([lambda: instance], autoreset_mode=autoreset_mode)
+    if env is None or isinstance(env, str):
+        env_id, kwargs, wrappers = env or cfg.env_id, cfg.env_kwargs, cfg.wrappers
+
+        def make() -> SingleEnv:
+            return make_env(env_id, kwargs, wrappers, render_mode)
+    else:
+        given = env
+
+        def make() -> SingleEnv:
+            return apply_wrappers(given(), cfg.wrappers)
+
+    if cfg.vectorization == "async":
+        make().close()  # a broken environment should fail here, with its own error, not in a worker
+        return WorkerVectorEnv([make] * count, timeout=cfg.env_timeout, autoreset_mode=autoreset_mode)
+    return SyncVectorEnv([make] * count, autoreset_mode=autoreset_mode)
+
+
+def copy_env(env: EnvLike) -> EnvLike:
+    """A second environment like the one given, for evaluation; ids and callables are their own copy machine."""
+    if isinstance(env, str) or not isinstance(env, (gym.Env, VectorEnv)):
+        return env
+    try:
+        return copy.deepcopy(env)
+    except Exception as error:
+        if isinstance(env, gym.Env) and env.spec is not None:
+            return gym.make(env.spec)
+        raise EnvError(
+            f"{env} cannot be copied for evaluation ({type(error).__name__}: {error}). "
+            "Give one of its own with eval_env=..., or turn evaluation during training off with eval_every=0."
+        ) from error
+
+
+def describe_env(env: EnvLike) -> str:
+    """A name for an environment object, for run directories and messages."""
+    if isinstance(env, str):
+        return env
+    if isinstance(env, (gym.Env, VectorEnv)):
+        return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+    name = getattr(env, "__qualname__", type(env).__name__).split(".")[-1]
+    return "custom" if name == "<lambda>" else name
+
+
+def module_of(env_id: str) -> str | None:
+    """The module that `package:Env-v0` would import, or None if there is none or it is imported already."""
+    module, colon, _ = env_id.partition(":")
+    return module if colon and module not in sys.modules else None
+
+
+def _make_native(env_id: str, cfg: EnvSettings, num_envs: int) -> AnyVectorEnv:
+    _register_known(env_id)
+    if cfg.wrappers:
+        raise ConfigError(
+            "wrappers: native vectorization cannot wrap single environments; use vectorization sync or async"
+        )
+    try:
+        return gym.make_vec(
+            env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **copy.deepcopy(cfg.env_kwargs)
+        )
+    except Exception as error:
+        if isinstance(error, gym.error.Error) and "vector entry point" in str(error):
+            raise ConfigError(
+                f"vectorization: '{env_id}' has no native vector implementation; use sync or async"
+            ) from error
+        raise _readable(env_id, cfg.env_kwargs, error) from error
+
+
+def _register_known(env_id: str) -> None:
+    """ale-py registers its environments only when it is imported."""
+    if env_id.startswith("ALE/") and env_id not in gym.registry:
+        try:
+            import ale_py
+        except ImportError as error:
+            raise MissingExtraError(f"'{env_id}'", "atari") from error
+        gym.register_envs(cast("Any", ale_py))
+
+
+def _readable(env_id: str, kwargs: dict[str, Any], error: Exception) -> Exception:
+    """Turn what `gym.make` raised into one paragraph that says what to do."""
+    text = str(error).lower()
+    if isinstance(error, (gym.error.DependencyNotInstalled, ImportError)):
+        for word, extra in _EXTRAS.items():
+            if word in text:
+                return MissingExtraError(f"'{env_id}'", extra)
+    if isinstance(error, (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv)) or "malformed environment id" in text:
+        return ConfigError(f"env_id: {error}")
+    if isinstance(error, TypeError) and "unexpected keyword argument" in text:
+        return ConfigError(f"env_kwargs: '{env_id}' does not take what was given ({kwargs}): {error}")
+    return EnvError(f"'{env_id}' could not be made: {type(error).__name__}: {error}")

@@ -1,0 +1,141 @@
+"""One autoreset rule inside, whatever the vector environment does outside.
+
+Gymnasium 1.x has three autoreset modes. `AutoresetAdapter` turns each into the same thing: `obs` to act on next, and
+apart from it the true last observations of the episodes that ended.
+
+- Disabled: finished environments are reset here, with a reset mask.
+- Same step: the last observations are in `info["final_obs"]`.
+- Next step: the observation returned is the last one; the *following* step only resets, ignores the action and is not
+  a transition. Its row is marked as not valid.
+"""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import AutoresetMode
+
+from rl_training.contracts.batches import AnyArray, ArrayObservation, BoolArray, map_observation
+from rl_training.contracts.environment import VectorStep
+from rl_training.contracts.errors import EnvError, RLTrainingError
+from rl_training.envs.factory import AnyVectorEnv
+from rl_training.envs.snapshot import SnapshotError, restore_vector_snapshot, take_vector_snapshot
+
+_NOBODY: npt.NDArray[np.intp] = np.zeros(0, np.intp)
+
+
+class AutoresetAdapter:
+    """Steps a vector environment and hides its autoreset mode."""
+
+    def __init__(self, env: AnyVectorEnv) -> None:
+        self.env = env
+        mode = env.metadata.get("autoreset_mode")
+        if mode is None:
+            warnings.warn(
+                f"{env} does not say its autoreset mode; assuming next-step, Gymnasium's default", stacklevel=2
+            )
+        self.mode = AutoresetMode(mode) if mode is not None else AutoresetMode.NEXT_STEP
+        self.resetting: BoolArray = np.zeros(env.num_envs, np.bool_)
+        """Next-step mode: environments whose next row is a reset, not a transition."""
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments, N."""
+        return self.env.num_envs
+
+    def reset(self, seed: int | None = None) -> ArrayObservation:
+        """Reset every environment."""
+        self.resetting[:] = False
+        with _env_errors("reset"):
+            obs, _ = self.env.reset(seed=seed)
+        return _own(obs)
+
+    def step(self, action: AnyArray) -> VectorStep:
+        """Step every environment; `action` in the environment's own units."""
+        with _env_errors("step"):
+            obs, reward, terminated, truncated, info = self.env.step(action)
+        terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
+        obs = _own(obs)
+        done = terminated | truncated
+        valid = ~self.resetting
+        ended = np.flatnonzero(done) if done.any() else _NOBODY
+        final_obs: ArrayObservation | None = None
+        end_info: Mapping[str, Any] = info
+        if len(ended):
+            if self.mode is AutoresetMode.SAME_STEP:
+                final_obs = self._same_step_final_obs(info, obs, ended)
+                end_info = info.get("final_info", {})
+            else:
+                final_obs = map_observation(lambda x: x[ended].copy(), obs)
+            if self.mode is AutoresetMode.DISABLED:
+                with _env_errors("reset"):
+                    obs = _own(self.env.reset(options={"reset_mask": done})[0])
+        if self.mode is AutoresetMode.NEXT_STEP:
+            self.resetting[:] = done
+        return VectorStep(
+            obs, np.asarray(reward), terminated, truncated, valid, ~self.resetting, ended, final_obs, end_info
+        )
+
+    def _same_step_final_obs(
+        self, info: Mapping[str, Any], obs: ArrayObservation, ended: npt.NDArray[np.intp]
+    ) -> ArrayObservation:
+        final = info.get("final_obs")
+        if final is None or (not isinstance(final, Mapping) and any(final[index] is None for index in ended)):
+            raise EnvError(f"{self.env} says it resets in the same step, but its info has no 'final_obs'")
+        if not isinstance(obs, dict):
+            return _stack([final[index] for index in ended], obs)
+        if isinstance(final, Mapping):  # Gymnasium gives one dict per environment; others may batch by key
+            return {key: _stack([final[key][index] for index in ended], part) for key, part in obs.items()}
+        return {key: _stack([final[index][key] for index in ended], part) for key, part in obs.items()}
+
+    def take_snapshot(self) -> dict[str, Any] | str:
+        """See `Environments.take_snapshot`."""
+        try:
+            return {"resetting": self.resetting.copy(), "env": take_vector_snapshot(self.env)}
+        except SnapshotError as error:
+            return str(error)
+        except Exception as error:  # an environment's own get_state: no reason to end a run
+            return f"taking a snapshot raised {type(error).__name__}: {error}"
+
+    def restore_snapshot(self, snapshot: dict[str, Any]) -> None:
+        """See `Environments.restore_snapshot`."""
+        self.resetting[:] = np.asarray(snapshot["resetting"])
+        restore_vector_snapshot(self.env, snapshot["env"], self.resetting)
+
+    def close(self) -> None:
+        """Close the vector environment."""
+        self.env.close()
+
+
+@contextmanager
+def _env_errors(doing: str) -> Iterator[None]:
+    """What an environment raises, with its own traceback and the number of the environment where it can be told."""
+    try:
+        yield
+    except RLTrainingError:
+        raise
+    except Exception as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        numbers = [f.f_locals.get("i") for f in frames if f.f_code.co_filename.endswith("sync_vector_env.py")]
+        number = f" {numbers[-1]}" if numbers and isinstance(numbers[-1], int) else ""
+        raise EnvError(
+            f"environment{number} raised {type(error).__name__} in {doing}: {error}\n\n{traceback.format_exc()}"
+        ) from error
+
+
+def _own(obs: Any) -> ArrayObservation:
+    """Arrays that the environment will not write into at its next step, in one memory order: sums depend on it."""
+    if isinstance(obs, Mapping):
+        return {key: np.array(value, order="C") for key, value in obs.items()}
+    return np.array(obs, order="C")
+
+
+def _stack(rows: list[Any], like: AnyArray) -> AnyArray:
+    """Rows as one array of the space's dtype: final observations come as the environment made them, uncast."""
+    return np.stack([np.asarray(row) for row in rows]).astype(like.dtype, copy=False)

@@ -1,0 +1,150 @@
+"""Environments in processes of their own, none of which can hang, orphan or take the run down without saying so.
+
+Gymnasium's `AsyncVectorEnv` does the work; added is what a long run needs: a worker that dies or hangs is reported by
+its number and within a time limit, its own traceback is shown, Ctrl-C reaches only the main process, workers end when
+the main process is killed, and snapshots can be taken and restored.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
+from typing import Any, TypeVar
+
+import gymnasium as gym
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+from rl_training.contracts.errors import EnvError
+from rl_training.envs.snapshot import SnapshotError, restore_snapshot, take_snapshot
+
+CLOSE_SECONDS = 5.0
+T = TypeVar("T")
+
+
+class WorkerVectorEnv(AsyncVectorEnv[Any, Any]):
+    """One process per environment, observations through shared memory."""
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        *,
+        timeout: float,
+        autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
+    ) -> None:
+        self.timeout = timeout
+        main_process = os.getpid()
+        guarded = [lambda fn=fn: _make_in_worker(fn, main_process) for fn in env_fns]
+        super().__init__(guarded, autoreset_mode=autoreset_mode)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """See `VectorEnv.reset`."""
+        return self._ask(lambda: self.reset_async(seed=seed, options=options), self.reset_wait, "reset")
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """See `VectorEnv.step`."""
+        return self._ask(lambda: self.step_async(actions), self.step_wait, "step")
+
+    def take_snapshots(self) -> list[Any]:
+        """One snapshot per environment; `SnapshotError` if one cannot be taken."""
+        snapshots = list(self._ask(lambda: self.call_async("snapshot"), self.call_wait, "snapshot"))
+        for refusal in snapshots:
+            if isinstance(refusal, str):
+                raise SnapshotError(refusal)
+        return snapshots
+
+    def restore_snapshots(self, snapshots: list[Any]) -> None:
+        """Restore every environment."""
+        self.set_attr("snapshot", snapshots)
+
+    def _ask(self, send: Callable[[], None], receive: Callable[[], T], doing: str) -> T:
+        """Send a request to all workers and receive every answer, unless one dies or uses up its time."""
+        try:
+            send()
+            self._await_answers(doing)
+            return receive()
+        except (EOFError, OSError) as error:  # the other end of a pipe is gone
+            self._refuse_dead(doing)
+            raise EnvError(f"an environment worker cannot be reached during {doing}: {error}") from error
+
+    def _await_answers(self, doing: str) -> None:
+        waiting = dict(zip(self.parent_pipes, range(self.num_envs), strict=True))
+        deadline = time.monotonic() + self.timeout
+        while waiting:
+            ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                numbers = ", ".join(str(number) for number in sorted(waiting.values()))
+                raise EnvError(
+                    f"environment worker {numbers} did not answer {doing} within {self.timeout:g} s (env_timeout): "
+                    "it hangs or is too slow"
+                )
+            for pipe in ready:
+                del waiting[pipe]  # type: ignore[arg-type]
+
+    def _refuse_dead(self, doing: str) -> None:
+        for number, process in enumerate(self.processes):
+            process.join(timeout=0.5)
+            if not process.is_alive():
+                raise EnvError(f"environment worker {number} died during {doing} (exit code {process.exitcode})")
+
+    def _raise_if_errors(self, successes: Any) -> None:
+        """A worker's own traceback, as text: its exception may not be constructible here."""
+        if all(successes):
+            return
+        number, kind, value, trace = self.error_queue.get(timeout=CLOSE_SECONDS)
+        raise EnvError(f"environment worker {number} raised {kind.__name__}: {value}\n\n{trace}")
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Ask workers to close, wait a little, then end those that did not."""
+        for pipe, process in zip(self.parent_pipes, self.processes, strict=True):
+            if process.is_alive():
+                try:
+                    pipe.send(("close", None))
+                except OSError:
+                    continue
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for process in self.processes:
+            process.join(timeout=max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+        for pipe in self.parent_pipes:
+            pipe.close()
+        self.error_queue.close()
+        self.error_queue.cancel_join_thread()
+
+
+class _WorkerEnv(gym.Wrapper[Any, Any, Any, Any]):
+    """Outermost wrapper inside a worker: lets `call` and `set_attr` carry snapshots."""
+
+    @property
+    def snapshot(self) -> list[dict[str, Any]] | str:
+        """The state, or why it cannot be taken (a refusal must not end the worker)."""
+        try:
+            return take_snapshot(self.env)
+        except SnapshotError as error:
+            return str(error)
+
+    @snapshot.setter
+    def snapshot(self, value: list[dict[str, Any]]) -> None:
+        restore_snapshot(self.env, value)
+
+
+def _make_in_worker(make: Callable[[], gym.Env[Any, Any]], main_process: int) -> gym.Env[Any, Any]:
+    """Make an environment; in a worker, leave Ctrl-C to the main process and end when that is gone."""
+    if multiprocessing.parent_process() is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        threading.Thread(target=_end_with, args=(main_process,), daemon=True).start()
+    return _WorkerEnv(make())
+
+
+def _end_with(main_process: int) -> None:
+    """Siblings hold each other's pipes open, so a killed main process is noticed only by looking."""
+    while os.getppid() == main_process:
+        time.sleep(1.0)
+    os._exit(1)
