@@ -1,0 +1,69 @@
+"""What PPO, A2C and their kin share: an actor-critic policy, one optimizer, and returns that bootstrap correctly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+
+from rl_training.contracts.algorithm import Algorithm
+from rl_training.contracts.batches import ArrayObservation, map_observation
+from rl_training.contracts.schedule import ScheduleOrFloat
+from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.spec import BoxActions, EnvSpec, OnPolicyConfig
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.policies.actor_critic import ActorCriticPolicy
+from rl_training.policies.networks import ActorCriticNetworkConfig
+from rl_training.policies.parameters import OptimizerConfig, ParameterStore
+
+
+@documented
+@dataclass
+class ActorCriticConfig(OnPolicyConfig):
+    """Settings shared by on-policy actor-critics."""
+
+    learning_rate: ScheduleOrFloat = setting(3e-4, "Learning rate, a number or a schedule.", ge=0)
+    gae_lambda: float = setting(
+        0.95, "Lambda of generalised advantage estimation; 1 is the Monte Carlo return.", ge=0, le=1
+    )
+    normalize_advantage: bool = setting(True, "Normalise advantages to zero mean and unit deviation per gradient step.")
+    ent_coef: float = setting(0.0, "Weight of the entropy bonus.", ge=0)
+    vf_coef: float = setting(0.5, "Weight of the value loss.", ge=0)
+    max_grad_norm: float | None = setting(0.5, "Largest global norm of the gradient; none to not clip.", gt=0)
+    box_actions: BoxActions = setting("clip", "How real-valued actions stay within a Box space's bounds.")
+    network: ActorCriticNetworkConfig = setting(factory=ActorCriticNetworkConfig, help="Networks.")
+    optimizer: OptimizerConfig = setting(factory=OptimizerConfig, help="Optimizer.")
+
+
+ActorCriticConfigT = TypeVar("ActorCriticConfigT", bound=ActorCriticConfig)
+
+
+class ActorCriticAlgorithm(Algorithm[ActorCriticConfigT], Generic[ActorCriticConfigT]):
+    """Base of on-policy actor-critics: builds the policy and its optimizer."""
+
+    policy: ActorCriticPolicy
+
+    def __init__(
+        self, config: ActorCriticConfigT, spec: EnvSpec, device: torch.device, rng: np.random.Generator
+    ) -> None:
+        super().__init__(config, spec, device, rng)
+        with torch.random.fork_rng(devices=[]):  # initial weights come from our stream, not from the global one
+            torch.manual_seed(int(rng.integers(2**63)))
+            self.policy = ActorCriticPolicy(spec, config.network, config.box_actions).to(device)
+        self.store = ParameterStore(self.policy, config.optimizer)
+
+    def estimate_returns(self, rollout: RolloutBuffer) -> None:
+        """Advantages and returns of a rollout, bootstrapped at its end and at every truncated episode."""
+        assert rollout.last_obs is not None
+        final_obs = rollout.stacked_final_obs()
+        rollout.compute_returns_and_advantages(
+            last_value=self._values(rollout.last_obs),
+            gamma=self.config.gamma,
+            gae_lambda=self.config.gae_lambda,
+            final_values=None if final_obs is None else self._values(final_obs),
+        )
+
+    def _values(self, obs: ArrayObservation) -> torch.Tensor:
+        return self.policy.value(map_observation(lambda x: torch.from_numpy(x).to(self.device), obs)).cpu()

@@ -1,0 +1,167 @@
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rl_training.algorithms.actor_critic import ActorCriticAlgorithm, ActorCriticConfig
+from rl_training.contracts.batches import Progress, RolloutBatch, UpdateResult
+from rl_training.contracts.schedule import ScheduleOrFloat, value_of
+from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.spec import AlgorithmSpec, Regime
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.functional.policies import (
+    approx_kl,
+    clipped_surrogate,
+    clipped_value_loss,
+    explained_variance,
+    normalize,
+    value_loss,
+)
+
+
+@documented
+@dataclass
+class PPOConfig(ActorCriticConfig):
+    """Settings of PPO.
+
+    The defaults are those of Stable-Baselines3, with its 2048 steps spread over 8 environments; our value loss is half
+    the squared error, so the same `vf_coef` weighs it half as much (as in CleanRL).
+    """
+
+    minibatch_size: int = setting(64, "Transitions per gradient step (split evenly if they do not divide).", ge=1)
+    num_epochs: int = setting(10, "Passes over each rollout.", ge=1)
+    clip_coef: ScheduleOrFloat = setting(
+        0.2, "How far the probability ratio may go from 1; a number or a schedule.", gt=0
+    )
+    clip_value_coef: float | None = setting(None, "How far a value may go from its old one; none to not clip.", gt=0)
+    target_kl: float | None = setting(
+        None, "Stop the epochs when the approximate KL exceeds this; none for no limit.", gt=0
+    )
+
+
+def ppo_loss(
+    minibatch: Mapping[str, Tensor],
+    *,
+    clip_coef: float,
+    ent_coef: float,
+    vf_coef: float,
+    clip_value_coef: float | None = None,
+) -> dict[str, Tensor]:
+    """The loss of one minibatch, as a pure function of tensors [B].
+
+    Keys: `logprobs` (new, with gradient), `old_logprobs`, `advantages`, `returns`, `values` (old, used only to clip),
+    `new_values` and `entropy` (with gradient). Advantages are used as they are: PPO normalises them per minibatch
+    before it calls this function.
+
+    Returns `loss = policy_loss + vf_coef * value_loss - ent_coef * entropy_loss`, where
+
+    - `policy_loss` is the mean of -min(ratio * A, clip(ratio, 1 - clip_coef, 1 + clip_coef) * A);
+    - `value_loss` is half the mean squared error (clipped around the old values if `clip_value_coef` is given);
+    - `entropy_loss` is the mean entropy, so a larger one is more random, and the bonus enters with a minus;
+
+    and, without gradient, `approx_kl` (the mean of (r - 1) - log r) and `clip_fraction`.
+    """
+    log_ratio = minibatch["logprobs"] - minibatch["old_logprobs"]
+    ratio = log_ratio.exp()
+    policy_loss = clipped_surrogate(ratio, minibatch["advantages"], clip_coef)
+    if clip_value_coef is None:
+        critic_loss = value_loss(minibatch["new_values"], minibatch["returns"])
+    else:
+        critic_loss = clipped_value_loss(
+            minibatch["new_values"], minibatch["values"], minibatch["returns"], clip_value_coef
+        )
+    entropy = minibatch["entropy"].mean()
+    with torch.no_grad():
+        kl = approx_kl(log_ratio)
+        clip_fraction = ((ratio - 1.0).abs() > clip_coef).float().mean()
+    return {
+        "loss": policy_loss + vf_coef * critic_loss - ent_coef * entropy,
+        "policy_loss": policy_loss,
+        "value_loss": critic_loss,
+        "entropy_loss": entropy,
+        "approx_kl": kl,
+        "clip_fraction": clip_fraction,
+    }
+
+
+class PPOAlgorithm(ActorCriticAlgorithm[PPOConfig]):
+    """Several epochs of minibatch steps on the clipped surrogate of each rollout."""
+
+    def update(self, batch: RolloutBuffer, progress: Progress) -> UpdateResult:
+        """Learn from one rollout."""
+        config = self.config
+        self.estimate_returns(batch)
+        data = batch.flatten(self.device)
+        learning_rate = value_of(config.learning_rate, progress.fraction)
+        clip_coef = value_of(config.clip_coef, progress.fraction)
+        steps: list[dict[str, Tensor]] = []
+        for _ in range(config.num_epochs):
+            epoch_start = len(steps)
+            for index in self._minibatches(data.num_rows):
+                steps.append(self._gradient_step(data.rows(index), learning_rate, clip_coef))
+            if config.target_kl is not None and self._mean(steps[epoch_start:], "approx_kl") > config.target_kl:
+                break
+        return UpdateResult(
+            metrics={
+                "loss/policy": self._mean(steps, "policy_loss"),
+                "loss/value": self._mean(steps, "value_loss"),
+                "loss/total": self._mean(steps, "loss"),
+                "policy/entropy": self._mean(steps, "entropy_loss"),
+                "policy/approx_kl": steps[-1]["approx_kl"],
+                "policy/clip_fraction": self._mean(steps, "clip_fraction"),
+                "policy/clip_coef": clip_coef,
+                "value/explained_variance": explained_variance(data.values, data.returns),
+                "train/gradient_norm": self._mean(steps, "gradient_norm"),
+                "train/learning_rate": learning_rate,
+            },
+            num_updates=len(steps),
+        )
+
+    def _gradient_step(self, rows: RolloutBatch, learning_rate: float, clip_coef: float) -> dict[str, Tensor]:
+        config = self.config
+        logprobs, entropy, new_values = self.policy.evaluate_actions(rows.obs, rows.actions)
+        losses = ppo_loss(
+            {
+                "logprobs": logprobs,
+                "old_logprobs": rows.logprobs,
+                "advantages": normalize(rows.advantages) if config.normalize_advantage else rows.advantages,
+                "returns": rows.returns,
+                "values": rows.values,
+                "new_values": new_values,
+                "entropy": entropy,
+            },
+            clip_coef=clip_coef,
+            ent_coef=config.ent_coef,
+            vf_coef=config.vf_coef,
+            clip_value_coef=config.clip_value_coef,
+        )
+        norm = self.store.step(losses["loss"], learning_rate=learning_rate, max_grad_norm=config.max_grad_norm)
+        return {**{name: value.detach() for name, value in losses.items()}, "gradient_norm": norm}
+
+    def _minibatches(self, num_rows: int) -> list[Tensor]:
+        """A fresh random split into parts of about `minibatch_size` rows, none much smaller than the others."""
+        count = max(1, round(num_rows / self.config.minibatch_size))
+        order = torch.from_numpy(self.rng.permutation(num_rows)).to(self.device)
+        return list(order.tensor_split(count))
+
+    @staticmethod
+    def _mean(steps: list[dict[str, Tensor]], name: str) -> Tensor:
+        return torch.stack([step[name] for step in steps]).mean()
+
+
+SPEC = AlgorithmSpec(
+    name="ppo",
+    title="PPO",
+    config=PPOConfig,
+    algorithm=PPOAlgorithm,
+    regimes=(Regime.ON_POLICY,),
+    action_spaces=(spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box),
+    paper="Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347",
+    default_num_envs=8,
+)

@@ -1,0 +1,1 @@
+"""When and how much: collecting, training and evaluating. No algorithm is named here."""

@@ -1,0 +1,222 @@
+"""Callbacks: what happens around the iterations of a run. They see a small typed view of it, not its insides."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from rl_training.contracts.algorithm import Policy
+from rl_training.contracts.batches import EvaluationResult
+from rl_training.contracts.random import draw_seed, random_stream
+from rl_training.contracts.state import Stateful
+
+
+class RunView(Protocol):
+    """What a callback may know and do."""
+
+    @property
+    def env_steps(self) -> int:
+        """Transitions seen so far, over all environments."""
+        ...
+
+    @property
+    def total_timesteps(self) -> int:
+        """The step at which this run ends."""
+        ...
+
+    @property
+    def iterations(self) -> int:
+        """Iterations (collect and learn) so far."""
+        ...
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps so far."""
+        ...
+
+    @property
+    def best_return(self) -> float | None:
+        """Best mean return over all evaluations of the run."""
+        ...
+
+    @property
+    def policy(self) -> Policy:
+        """The policy being trained."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """The latest metrics as numbers. Reads tensors from the device: call it when you need it."""
+        ...
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run is ending before its time, to be resumed (Ctrl-C, SIGTERM)."""
+        ...
+
+    def record(self, metrics: Mapping[str, float]) -> None:
+        """Add metrics of a callback's own to those that are logged next."""
+        ...
+
+    def report_evaluation(self, result: EvaluationResult) -> None:
+        """Tell every callback of an evaluation."""
+        ...
+
+    def stop(self, reason: str) -> None:
+        """End the run after this iteration."""
+        ...
+
+
+class Callback(Stateful):
+    """Base of callbacks; override what you need.
+
+    Counters that must survive a resume belong into a dataclass field or a `Stateful` part.
+
+    Example:
+        >>> class PrintReturn(Callback):
+        ...     def on_iteration(self, run):
+        ...         print(run.env_steps, run.metrics().get("rollout/return_mean"))
+    """
+
+    def on_start(self, run: RunView) -> None:
+        """Before the first iteration of `learn`, `train` or `resume`."""
+
+    def on_iteration(self, run: RunView) -> None:
+        """After each iteration."""
+
+    def on_evaluation(self, run: RunView, result: EvaluationResult) -> None:
+        """After each evaluation."""
+
+    def on_stop(self, run: RunView) -> None:
+        """After the last iteration, when the run ended or was asked to stop; not when it failed."""
+
+    def close(self) -> None:
+        """Release what the callback holds; called however the run ended."""
+
+
+CallbackLike = Callback | Callable[[RunView], bool | None]
+
+
+def as_callbacks(callback: CallbackLike | Sequence[CallbackLike] | None) -> list[Callback]:
+    """Callbacks from what users give: nothing, one, several, or plain functions."""
+    if callback is None:
+        return []
+    if isinstance(callback, Sequence):
+        return [item for entry in callback for item in as_callbacks(entry)]
+    return [callback if isinstance(callback, Callback) else FunctionCallback(callback)]
+
+
+class FunctionCallback(Callback):
+    """A plain function called after each iteration; returning False ends the run."""
+
+    def __init__(self, function: Callable[[RunView], bool | None]) -> None:
+        self.function = function
+
+    def on_iteration(self, run: RunView) -> None:
+        """See `Callback.on_iteration`."""
+        answer = self.function(run)
+        if isinstance(answer, (bool, np.bool_)) and not answer:  # a comparison of numpy's numbers is not `False`
+            run.stop(f"stopped by {getattr(self.function, '__name__', 'a callback')}")
+
+
+@dataclass
+class Every(Stateful):
+    """A period in environment steps: due once in every stretch of `period` steps. 0 means never."""
+
+    transient: ClassVar[tuple[str, ...]] = ("period",)
+    period: int
+    last: int = 0
+
+    def due(self, env_steps: int) -> bool:
+        """Whether another period has been completed since the last time this was true."""
+        if self.period <= 0 or env_steps // self.period <= self.last:
+            return False
+        self.last = env_steps // self.period
+        return True
+
+
+class EvaluateFn(Protocol):
+    """What `EvaluationCallback` calls: `Evaluator.evaluate`."""
+
+    def __call__(self, policy: Policy, num_episodes: int, *, deterministic: bool, seed: int) -> EvaluationResult:
+        """Evaluate a policy."""
+        ...
+
+
+@dataclass
+class EvaluationCallback(Callback):
+    """Evaluates every so many steps and tells the other callbacks, which keep the best checkpoint, stop, and so on."""
+
+    transient: ClassVar[tuple[str, ...]] = ("evaluate", "num_episodes", "deterministic", "seed")
+    evaluate: EvaluateFn
+    every: Every
+    num_episodes: int = 10
+    deterministic: bool = True
+    seed: int = 0
+    num_evaluations: int = 0
+
+    def on_iteration(self, run: RunView) -> None:
+        """See `Callback.on_iteration`."""
+        if self.every.due(run.env_steps):
+            # fresh start states each time, from a counter that is saved
+            seed = draw_seed(random_stream(self.seed, "evaluation", self.num_evaluations))
+            self.num_evaluations += 1
+            run.report_evaluation(
+                self.evaluate(run.policy, self.num_episodes, deterministic=self.deterministic, seed=seed)
+            )
+
+
+@dataclass
+class StopOnReward(Callback):
+    """Ends the run when an evaluation's mean return reaches a threshold."""
+
+    transient: ClassVar[tuple[str, ...]] = ("threshold",)
+    threshold: float
+
+    def on_evaluation(self, run: RunView, result: EvaluationResult) -> None:
+        """See `Callback.on_evaluation`."""
+        if result.mean >= self.threshold:
+            run.stop(f"mean evaluation return {result.mean:.2f} reached {self.threshold:g}")
+
+
+@dataclass
+class StopOnNoImprovement(Callback):
+    """Ends the run after `patience` evaluations without a new best mean return."""
+
+    transient: ClassVar[tuple[str, ...]] = ("patience",)
+    patience: int
+    best: float = float("-inf")
+    waited: int = 0
+
+    def on_evaluation(self, run: RunView, result: EvaluationResult) -> None:
+        """See `Callback.on_evaluation`."""
+        if result.mean > self.best:
+            self.best, self.waited = result.mean, 0
+            return
+        self.waited += 1
+        if self.waited >= self.patience:
+            run.stop(f"no better evaluation than {self.best:.2f} in the last {self.waited}")
+
+
+@dataclass
+class TimeLimit(Callback):
+    """Ends the run after so many seconds of training, counted over resumes."""
+
+    transient: ClassVar[tuple[str, ...]] = ("seconds", "_began")
+    seconds: float
+    spent: float = 0.0
+    _began: float = 0.0
+
+    def on_start(self, run: RunView) -> None:
+        """See `Callback.on_start`."""
+        self._began = time.monotonic()
+
+    def on_iteration(self, run: RunView) -> None:
+        """See `Callback.on_iteration`."""
+        now = time.monotonic()
+        self.spent, self._began = self.spent + now - self._began, now
+        if self.spent >= self.seconds:
+            run.stop(f"time limit of {self.seconds:g} s")

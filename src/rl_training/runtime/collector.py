@@ -1,0 +1,263 @@
+"""The collector steps environments with a policy and hands every step to a sink."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rl_training.contracts.algorithm import ActOutput, Policy
+from rl_training.contracts.batches import ArrayObservation, Observation, Step, map_observation
+from rl_training.contracts.environment import ActionMapping, Environments, VectorStep
+from rl_training.contracts.random import draw_seed
+from rl_training.contracts.state import Stateful
+from rl_training.data.normalize import ObservationNormalizer, RewardNormalizer
+from rl_training.runtime.guards import check_step
+
+WINDOW = 100
+"""Episodes over which returns, lengths and successes are averaged."""
+
+
+class Sink(Protocol):
+    """Where steps go: a rollout buffer, a replay buffer."""
+
+    def add(self, step: Step) -> None:
+        """Take one step of all environments."""
+        ...
+
+
+class CollectStats(NamedTuple):
+    """What one call of `collect` did."""
+
+    num_transitions: int
+    policy_seconds: float
+    env_seconds: float
+
+
+class Episode(NamedTuple):
+    """A finished episode: undiscounted return, length, and `info["is_success"]` where the environment reports it."""
+
+    total: float
+    length: int
+    success: bool | None
+
+
+@dataclass
+class EpisodeStatistics(Stateful):
+    """Raw (never normalised) returns and lengths: of episodes in flight, and of the last finished ones."""
+
+    per_env: ClassVar[tuple[str, ...]] = ("running_return", "running_length")
+    running_return: npt.NDArray[np.float64]
+    running_length: npt.NDArray[np.int64]
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    successes: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    num_episodes: int = 0
+
+    @classmethod
+    def start(cls, num_envs: int) -> EpisodeStatistics:
+        """Empty statistics for N environments."""
+        return cls(np.zeros(num_envs, np.float64), np.zeros(num_envs, np.int64))
+
+    def restart(self) -> None:
+        """Forget episodes in flight (all environments were reset)."""
+        self.running_return[:] = 0
+        self.running_length[:] = 0
+
+    def add(self, step: VectorStep) -> list[Episode]:
+        """Take in one step; the episodes that ended in it, in the order of `step.ended`."""
+        self.running_return[step.valid] += step.reward[step.valid]
+        self.running_length[step.valid] += 1
+        if not len(step.ended):
+            return []
+        episodes = [
+            Episode(float(self.running_return[env]), int(self.running_length[env]), _success(step.end_info, env))
+            for env in step.ended
+        ]
+        for episode in episodes:
+            self.returns.append(episode.total)
+            self.lengths.append(episode.length)
+            if episode.success is not None:
+                self.successes.append(episode.success)
+        self.num_episodes += len(episodes)
+        self.running_return[step.ended] = 0
+        self.running_length[step.ended] = 0
+        return episodes
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the window, under their shared names; empty before the first episode ends."""
+        if not self.returns:
+            return {"rollout/episodes": 0.0}
+        found = {
+            "rollout/return_mean": float(np.mean(self.returns)),
+            "rollout/length_mean": float(np.mean(self.lengths)),
+            "rollout/episodes": float(self.num_episodes),
+        }
+        if self.successes:
+            found["rollout/success_rate"] = float(np.mean(self.successes))
+        return found
+
+
+def _success(end_info: Mapping[str, Any], env: int) -> bool | None:
+    """`info["is_success"]` of one environment, if that one reported it."""
+    if "is_success" not in end_info:
+        return None
+    reported = end_info.get("_is_success")
+    return bool(end_info["is_success"][env]) if reported is None or reported[env] else None
+
+
+def to_tensors(obs: ArrayObservation, device: torch.device) -> Observation:
+    """Observations as tensors on the policy's device, sharing memory where they can."""
+    return map_observation(lambda x: torch.from_numpy(x).to(device), obs)
+
+
+class Collector(Stateful):
+    """Owns the environments, the last observation, the policy's state and the episode statistics.
+
+    Example:
+        >>> stats = collector.collect(policy, num_steps=128, sink=buffer)  # doctest: +SKIP
+    """
+
+    transient: ClassVar[tuple[str, ...]] = ("env", "obs", "policy_state", "episode_start")
+
+    def __init__(
+        self,
+        env: Environments,
+        actions: ActionMapping,
+        *,
+        policy_rng: np.random.Generator,
+        env_rng: np.random.Generator,
+        device: torch.device | None = None,
+        obs_normalizer: ObservationNormalizer | None = None,
+        reward_normalizer: RewardNormalizer | None = None,
+    ) -> None:
+        self.env = env
+        self.actions = actions
+        self.policy_rng = policy_rng
+        self.env_rng = env_rng
+        self.device = device or torch.device("cpu")
+        self.obs_normalizer = obs_normalizer
+        self.reward_normalizer = reward_normalizer
+        self.statistics = EpisodeStatistics.start(env.num_envs)
+        self.obs: ArrayObservation | None = None
+        self.policy_state: Any = None
+        self.episode_start = np.ones(env.num_envs, np.bool_)
+
+    def reset(self) -> None:
+        """Begin new episodes everywhere, from the next seed of the environment stream."""
+        self.obs = self.env.reset(seed=draw_seed(self.env_rng))
+        self.policy_state = None
+        self.episode_start = np.ones(self.env.num_envs, np.bool_)
+        self.statistics.restart()
+        if self.reward_normalizer is not None:
+            self.reward_normalizer.restart()
+        if self.obs_normalizer is not None:
+            self.obs_normalizer.update(self.obs)
+
+    @property
+    def policy_obs(self) -> ArrayObservation:
+        """The last observation as the policy sees it."""
+        assert self.obs is not None, "reset first"
+        return self.obs if self.obs_normalizer is None else self.obs_normalizer(self.obs)
+
+    def collect(
+        self, policy: Policy, num_steps: int, sink: Sink, max_transitions: int | None = None, env_steps: int = 0
+    ) -> CollectStats:
+        """Step all environments `num_steps` times, or until `max_transitions` is reached.
+
+        `env_steps` is where the run stands; errors name the step.
+        """
+        if self.obs is None:
+            self.reset()
+        transitions, policy_seconds, env_seconds = 0, 0.0, 0.0
+        policy_obs = self.policy_obs
+        for _ in range(num_steps):
+            began = time.perf_counter()
+            out = policy.act(
+                to_tensors(policy_obs, self.device),
+                state=self.policy_state,
+                episode_start=torch.from_numpy(self.episode_start),
+                rng=self.policy_rng,
+            )
+            action = out.action.cpu().numpy()
+            acted = time.perf_counter()
+            step = self.env.step(self.actions.to_env(action))
+            env_seconds += time.perf_counter() - acted
+            policy_seconds += acted - began
+            check_step(step, env_steps + transitions)
+            policy_obs = self._record(sink, policy_obs, action, out, step)
+            transitions += int(step.valid.sum())
+            if max_transitions is not None and transitions >= max_transitions:
+                break
+        return CollectStats(transitions, policy_seconds, env_seconds)
+
+    def _record(
+        self, sink: Sink, policy_obs: ArrayObservation, action: npt.NDArray[Any], out: ActOutput, step: VectorStep
+    ) -> ArrayObservation:
+        """Hand one step to the sink, remember what follows, and return the next observation for the policy."""
+        assert self.obs is not None
+        obs, done = self.obs, step.terminated | step.truncated
+        self.obs = step.obs
+        if self.obs_normalizer is not None:
+            self.obs_normalizer.update(map_observation(lambda x: x[step.acting], step.obs))
+        final_obs = step.final_obs
+        normalize = self.obs_normalizer
+        final_policy_obs = final_obs if normalize is None or final_obs is None else normalize(final_obs)
+        reward = step.reward
+        policy_reward = reward if self.reward_normalizer is None else self.reward_normalizer(reward, done, step.valid)
+        sink.add(
+            Step(
+                obs=obs,
+                policy_obs=policy_obs,
+                action=action,
+                extras={name: value.cpu().numpy() for name, value in out.extras.items()},
+                reward=reward,
+                policy_reward=policy_reward,
+                terminated=step.terminated,
+                truncated=step.truncated,
+                valid=step.valid,
+                ended=step.ended,
+                final_obs=final_obs,
+                final_policy_obs=final_policy_obs,
+            )
+        )
+        self.statistics.add(step)
+        self.policy_state = out.state
+        self.episode_start = done | ~step.valid
+        return self.policy_obs
+
+    def state_dict(self) -> dict[str, Any]:
+        """Streams, normalisers and statistics; episodes in flight where the environments can be snapshotted."""
+        state = super().state_dict()
+        snapshot = None if self.obs is None else self.env.take_snapshot()
+        state["in_flight"] = None
+        if self.obs is not None and not isinstance(snapshot, str):
+            state["in_flight"] = {"obs": self.obs, "episode_start": self.episode_start, "env": snapshot}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore; without episodes in flight, the next `collect` begins new ones from the next environment seed."""
+        state = dict(state)
+        flight = state.pop("in_flight")
+        if flight is None:  # nothing of single environments is kept, so there may be another number of them
+            for name, part in (("statistics", self.statistics), ("reward_normalizer", self.reward_normalizer)):
+                if part is not None:
+                    part.restart()
+                    own = part.state_dict()
+                    state[name] = {**state[name], **{key: own[key] for key in part.per_env}}
+        super().load_state_dict(state)
+        self.obs = None
+        if flight is not None:
+            self.env.restore_snapshot(flight["env"])
+            self.obs = map_observation(lambda x: np.array(x), flight["obs"])
+            self.episode_start = np.array(flight["episode_start"])
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.env.close()

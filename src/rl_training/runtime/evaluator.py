@@ -1,0 +1,72 @@
+"""Evaluation: whole episodes in environments of its own, statistics frozen, seeds its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from rl_training.contracts.algorithm import Policy
+from rl_training.contracts.batches import ArrayObservation, EvaluationResult
+from rl_training.contracts.environment import ActionMapping, Environments
+from rl_training.contracts.random import draw_seed, random_stream
+from rl_training.data.normalize import ObservationNormalizer
+from rl_training.runtime.collector import Episode, EpisodeStatistics, to_tensors
+
+
+class Evaluator:
+    """Runs a policy for a number of episodes.
+
+    Every environment plays a fixed share of the episodes, so that short episodes are not counted more often than long
+    ones (https://github.com/DLR-RM/stable-baselines3/issues/402). Equal seeds give equal episodes.
+    """
+
+    def __init__(
+        self,
+        env: Environments,
+        actions: ActionMapping,
+        *,
+        device: torch.device | None = None,
+        obs_normalizer: ObservationNormalizer | None = None,
+    ) -> None:
+        self.env = env
+        self.actions = actions
+        self.device = device or torch.device("cpu")
+        self.obs_normalizer = obs_normalizer
+
+    def evaluate(
+        self, policy: Policy, num_episodes: int = 10, *, deterministic: bool = True, seed: int = 0
+    ) -> EvaluationResult:
+        """Returns and lengths of `num_episodes` whole episodes."""
+        rng = random_stream(seed, "evaluation")
+        num_envs = self.env.num_envs
+        quota = np.full(num_envs, num_episodes // num_envs) + (np.arange(num_envs) < num_episodes % num_envs)
+        episodes: list[Episode] = []
+        statistics = EpisodeStatistics.start(num_envs)
+        obs = self.env.reset(seed=draw_seed(rng))
+        state, episode_start = None, np.ones(num_envs, np.bool_)
+        while quota.any():
+            out = policy.act(
+                to_tensors(self._policy_obs(obs), self.device),
+                deterministic=deterministic,
+                state=state,
+                episode_start=torch.from_numpy(episode_start),
+                rng=rng,
+            )
+            step = self.env.step(self.actions.to_env(out.action.cpu().numpy()))
+            for env, episode in zip(step.ended, statistics.add(step), strict=True):
+                if quota[env] > 0:
+                    quota[env] -= 1
+                    episodes.append(episode)
+            obs, state, episode_start = step.obs, out.state, step.terminated | step.truncated | ~step.valid
+        return EvaluationResult(
+            returns=[episode.total for episode in episodes],
+            lengths=[episode.length for episode in episodes],
+            successes=[episode.success for episode in episodes if episode.success is not None],
+        )
+
+    def _policy_obs(self, obs: ArrayObservation) -> ArrayObservation:
+        return obs if self.obs_normalizer is None else self.obs_normalizer(obs)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.env.close()

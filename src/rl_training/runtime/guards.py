@@ -1,0 +1,53 @@
+"""NaN and infinity are found where they appear, with the step, the environment and the quantity."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rl_training.contracts.batches import AnyArray, ArrayObservation, Metrics
+from rl_training.contracts.environment import VectorStep
+from rl_training.contracts.errors import NonFiniteError
+
+
+def check_step(step: VectorStep, env_steps: int) -> None:
+    """Refuse rewards and observations (also last ones of an episode) that are not finite."""
+    everyone = np.arange(len(step.reward))
+    _check("reward", step.reward, everyone, env_steps)
+    _check_observation(step.obs, everyone, env_steps)
+    if step.final_obs is not None:
+        _check_observation(step.final_obs, step.ended, env_steps)
+
+
+def _check_observation(obs: ArrayObservation, envs: AnyArray, env_steps: int) -> None:
+    if isinstance(obs, dict):
+        for key, part in obs.items():
+            _check(f"observation '{key}'", part, envs, env_steps)
+    else:
+        _check("observation", obs, envs, env_steps)
+
+
+def _check(quantity: str, values: AnyArray, envs: AnyArray, env_steps: int) -> None:
+    if values.dtype.kind != "f" or np.isfinite(values).all():
+        return
+    rows = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    numbers = ", ".join(str(number) for number in envs[rows])
+    raise NonFiniteError(
+        f"environment {numbers} gave a {quantity} that is not finite, after {env_steps} environment steps: "
+        f"{values[rows][0]}"
+    )
+
+
+def check_update(metrics: Metrics, env_steps: int) -> None:
+    """Refuse losses and gradient norms that are not finite."""
+    bad = [
+        name
+        for name, value in metrics.items()
+        if name.startswith("loss/") or name == "train/gradient_norm"
+        if not np.isfinite(float(value))
+    ]
+    if bad:
+        raise NonFiniteError(
+            f"the update after {env_steps} environment steps gave a value that is not finite in {', '.join(bad)}. "
+            "A smaller learning rate, gradient clipping or normalisation of observations and rewards usually helps; "
+            "the last checkpoint is from before this update"
+        )

@@ -1,0 +1,47 @@
+"""On-policy training: collect a rollout with the current policy, learn from it, throw it away."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rl_training.contracts.algorithm import Algorithm
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.guards import check_update
+from rl_training.runtime.trainer import Trainer
+
+
+class OnPolicyTrainer(Trainer):
+    """Fills a `RolloutBuffer` and hands it to the algorithm.
+
+    The last rollout of a run is cut so that the step budget is exceeded by less than the number of environments.
+    """
+
+    def __init__(self, algorithm: Algorithm[Any], collector: Collector, buffer: RolloutBuffer) -> None:
+        super().__init__(algorithm, collector)
+        self.buffer = buffer
+
+    def iterate(self) -> None:
+        """See `Trainer.iterate`."""
+        self.buffer.reset()
+        stats = self.collector.collect(
+            self.policy,
+            self.buffer.num_steps,
+            self.buffer,
+            max_transitions=self.total_timesteps - self.env_steps,
+            env_steps=self.env_steps,
+        )
+        self.buffer.last_obs = self.collector.policy_obs
+        began = time.perf_counter()
+        if stats.num_transitions:
+            result = self.algorithm.update(self.buffer, self.progress)
+            check_update(result.metrics, self.env_steps + stats.num_transitions)
+            self._latest = result.metrics
+            self.progress.updates += result.num_updates
+        self._timers.update += time.perf_counter() - began
+        self._timers.env += stats.env_seconds
+        self._timers.policy += stats.policy_seconds
+        # schedules see the steps before this rollout, so the last update still has a learning rate
+        self.progress.env_steps += stats.num_transitions
+        self.progress.iterations += 1

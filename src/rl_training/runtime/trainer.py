@@ -1,0 +1,210 @@
+"""The loop that every run goes through: iterate, callbacks (log, evaluate, checkpoint, ...), stop?"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rl_training.contracts.algorithm import Algorithm, Policy
+from rl_training.contracts.batches import EvaluationResult, Metrics, Progress
+from rl_training.contracts.state import Stateful
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.collector import Collector
+
+
+@dataclass
+class TrainResult:
+    """How a run ended."""
+
+    env_steps: int
+    metrics: dict[str, float]
+    """The last metrics; `global_step` is the number of environment steps."""
+    stop_reason: str
+    interrupted: bool = False
+    """Whether a signal ended the run before its time; it can be resumed."""
+    best_return: float | None = None
+    """Best mean return over evaluations."""
+    final_evaluation: EvaluationResult | None = None
+    run_dir: Path | None = None
+    checkpoint_path: Path | None = None
+
+
+@dataclass
+class Timers:
+    """Seconds spent since the start of this process; not state."""
+
+    began: float = field(default_factory=time.perf_counter)
+    env: float = 0.0
+    policy: float = 0.0
+    update: float = 0.0
+    steps: int = 0
+
+    def metrics(self) -> dict[str, float]:
+        """Speed, and the shares of wall time."""
+        wall = max(time.perf_counter() - self.began, 1e-9)
+        return {
+            "time/env_steps_per_second": self.steps / wall,
+            "time/env_fraction": self.env / wall,
+            "time/policy_fraction": self.policy / wall,
+            "time/update_fraction": self.update / wall,
+        }
+
+
+class Trainer(Stateful, ABC):
+    """Runs iterations until a number of environment steps, or until something asks to stop.
+
+    Trainers supply data and algorithms consume it: no maths here, and no algorithm's name.
+    """
+
+    def __init__(self, algorithm: Algorithm[Any], collector: Collector) -> None:
+        self.algorithm = algorithm
+        self.collector = collector
+        self.progress = Progress()
+        self.callbacks: list[Callback] = []
+        self._best_return: float | None = None
+        self._latest: Metrics = {}
+        self._total = 0
+        self._stop_reason: str | None = None
+        self._interrupted = False
+        self._recorded: dict[str, float] = {}
+        self._timers = Timers()
+        self._callback_state: dict[str, Any] = {}
+
+    @abstractmethod
+    def iterate(self) -> None:
+        """Collect, learn, and move `progress` on."""
+
+    def run(self, total_timesteps: int, callbacks: Sequence[Callback] = ()) -> TrainResult:
+        """Train until `progress.env_steps` reaches `total_timesteps`; the first call fixes the schedules' horizon."""
+        self.callbacks = list(callbacks)
+        self._total = total_timesteps
+        self._stop_reason, self._interrupted = None, False
+        self._timers = Timers()
+        if self.progress.horizon == 0:
+            self.progress.horizon = total_timesteps
+        with ExitStack() as closing:
+            for callback in reversed(self.callbacks):  # closed in their order, each even if another cannot be
+                closing.callback(callback.close)
+            for name, callback in _named(self.callbacks).items():
+                if name in self._callback_state:
+                    callback.load_state_dict(self._callback_state[name])
+            for callback in self.callbacks:
+                callback.on_start(self)
+            while self.env_steps < total_timesteps and self._stop_reason is None:
+                before = self.env_steps
+                self.iterate()
+                self._timers.steps += self.env_steps - before
+                for callback in self.callbacks:
+                    callback.on_iteration(self)
+            for callback in self.callbacks:
+                callback.on_stop(self)
+        self._callback_state = self._read_callbacks()
+        reason = self._stop_reason or "finished"
+        return TrainResult(self.env_steps, self.metrics(), reason, self.interrupted, self.best_return)
+
+    # The view of the run that callbacks get (`RunView`)
+
+    @property
+    def env_steps(self) -> int:
+        """See `RunView.env_steps`."""
+        return self.progress.env_steps
+
+    @property
+    def total_timesteps(self) -> int:
+        """See `RunView.total_timesteps`."""
+        return self._total
+
+    @property
+    def iterations(self) -> int:
+        """See `RunView.iterations`."""
+        return self.progress.iterations
+
+    @property
+    def updates(self) -> int:
+        """See `RunView.updates`."""
+        return self.progress.updates
+
+    @property
+    def best_return(self) -> float | None:
+        """See `RunView.best_return`."""
+        return self._best_return
+
+    @property
+    def policy(self) -> Policy:
+        """See `RunView.policy`."""
+        return self.algorithm.policy
+
+    @property
+    def interrupted(self) -> bool:
+        """See `RunView.interrupted`. A signal that arrives with the last step does not undo the run."""
+        return self._interrupted and self.env_steps < self._total
+
+    def record(self, metrics: Mapping[str, float]) -> None:
+        """See `RunView.record`."""
+        self._recorded.update(metrics)
+
+    def metrics(self) -> dict[str, float]:
+        """See `RunView.metrics`."""
+        found: dict[str, float] = {"global_step": self.env_steps, "train/updates": self.updates}
+        found.update(self.collector.statistics.metrics())
+        found.update({name: float(value) for name, value in self._latest.items()})
+        found.update(self._recorded)
+        found.update(self._timers.metrics())
+        return found
+
+    def report_evaluation(self, result: EvaluationResult) -> None:
+        """See `RunView.report_evaluation`."""
+        self._best_return = result.mean if self._best_return is None else max(self._best_return, result.mean)
+        for callback in self.callbacks:
+            callback.on_evaluation(self, result)
+
+    def stop(self, reason: str) -> None:
+        """See `RunView.stop`."""
+        self._stop_reason = self._stop_reason or reason
+
+    def interrupt(self, reason: str) -> None:
+        """End the run after this iteration, to be resumed later."""
+        self._interrupted = True
+        self.stop(reason)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of all parts; callbacks by their class name, so that a resumed run may have others."""
+        return {
+            "algorithm": self.algorithm.state_dict(),
+            "collector": self.collector.state_dict(),
+            "progress": self.progress.state_dict(),
+            "best_return": self.best_return,
+            "callbacks": self._read_callbacks(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore all parts. Callbacks get theirs when the next `run` knows them."""
+        self.algorithm.load_state_dict(state["algorithm"])
+        self.collector.load_state_dict(state["collector"])
+        self.progress.load_state_dict(state["progress"])
+        self._best_return = state["best_return"]
+        self._callback_state = state["callbacks"]
+
+    def _read_callbacks(self) -> dict[str, Any]:
+        """What the callbacks of this run hold, over what was saved for others before."""
+        current = {name: callback.state_dict() for name, callback in _named(self.callbacks).items()}
+        return {**self._callback_state, **{name: state for name, state in current.items() if state}}
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.collector.close()
+
+
+def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """Callbacks by class name, numbered where a class occurs more than once."""
+    named: dict[str, Callback] = {}
+    for callback in callbacks:
+        name = type(callback).__name__
+        count = sum(type(other) is type(callback) for other in named.values())
+        named[f"{name}#{count + 1}" if count else name] = callback
+    return named

@@ -1,0 +1,367 @@
+"""Contracts that every algorithm keeps: this walks the registry, so a new algorithm is tested by being there."""
+
+import copy
+import dataclasses
+import importlib
+import math
+import types
+import typing
+from typing import Literal, get_args, get_origin
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rl_training.algorithms.registry import check_action_space, get_spec, registry
+from rl_training.contracts.batches import Progress, Step
+from rl_training.contracts.errors import ConfigError, SpaceError
+from rl_training.contracts.random import random_stream
+from rl_training.contracts.schedule import Linear, Schedule
+from rl_training.contracts.spec import EnvSpec, OnPolicyConfig, Regime
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.experiment.config import TrainConfig, read_config
+from rl_training.experiment.presets import presets
+
+SPECS = registry()
+ON_POLICY = {name: spec for name, spec in SPECS.items() if Regime.ON_POLICY in spec.regimes}
+ACTION_SPACES = {
+    spaces.Discrete: spaces.Discrete(3, start=1),
+    spaces.MultiDiscrete: spaces.MultiDiscrete([3, 2]),
+    spaces.MultiBinary: spaces.MultiBinary(3),
+    spaces.Box: spaces.Box(-2.0, 2.0, (2,)),
+    spaces.Text: spaces.Text(5),
+    spaces.Tuple: spaces.Tuple([spaces.Discrete(2)]),
+}
+OBSERVATION_SPACES = {
+    "box": spaces.Box(-1.0, 1.0, (3,)),
+    "discrete": spaces.Discrete(4, start=2),
+    "dict": spaces.Dict({"speed": spaces.Box(-1.0, 1.0, (2,), np.float64), "bits": spaces.MultiBinary(2)}),
+}
+
+each_algorithm = pytest.mark.parametrize("name", SPECS)
+each_on_policy = pytest.mark.parametrize("name", ON_POLICY)
+each_action_space = pytest.mark.parametrize(
+    ("name", "kind"),
+    [pytest.param(n, k, id=f"{n}-{k.__name__}") for n, spec in ON_POLICY.items() for k in spec.action_spaces],
+)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Names
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_algorithms_are_there():
+    assert {"ppo", "a2c"} <= set(SPECS)
+    assert list(SPECS) == sorted(SPECS)
+
+
+@each_algorithm
+def test_names(name):
+    spec = SPECS[name]
+    assert spec.name == name == name.lower()
+    assert get_spec(name) is spec
+    module = importlib.import_module(spec.algorithm.__module__)
+    assert module.SPEC is spec
+    assert module.__name__.rpartition(".")[2] == name  # `PPO` lives in ppo.py
+    assert spec.config.__name__ == f"{spec.title}Config"
+    assert spec.paper
+    assert spec.regimes
+    assert spec.default_num_envs >= 1
+
+
+@each_algorithm
+def test_a_wrong_name_is_answered_with_the_nearest(name):
+    for wrong in (name + "x", name.upper()):
+        with pytest.raises(ConfigError, match=rf"unknown algorithm '{wrong}'\. Did you mean '{name}'\?"):
+            get_spec(wrong)
+    with pytest.raises(ConfigError, match=rf"algo: unknown algorithm '{name}x'\. Did you mean '{name}'\?"):
+        TrainConfig(algo=name + "x", env_id="CartPole-v1")
+
+
+def test_a_hopeless_name_is_answered_with_all():
+    with pytest.raises(ConfigError, match=f"unknown algorithm 'zzzzzzzz'. Known: {', '.join(SPECS)}"):
+        get_spec("zzzzzzzz")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Settings
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def settings_of(cls, prefix=""):
+    """(dotted name, field, type) of every setting, also of sections."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        yield prefix + field.name, field, hints[field.name]
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from settings_of(hints[field.name], f"{prefix}{field.name}.")
+
+
+def another(hint, field, value):
+    """A value of that type, inside the range, that is not the one given."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        kinds = [arg for arg in args if arg is not type(None)]
+        return Linear(0.5, 0.25, until=0.75) if Schedule in kinds else another(kinds[0], field, value)
+    if origin is Literal:
+        return next(arg for arg in args if arg != value)
+    if dataclasses.is_dataclass(hint):
+        return all_changed(hint())
+    if origin is tuple:
+        inner = args[0]
+        return tuple(another(inner, field, x) for x in (value or (inner(1),)))
+    if hint is bool:
+        return not value
+    if hint is int:
+        return (value or 1) + 1
+    if hint is float:
+        return 0.5 if value != 0.5 else 0.25
+    return {"encoder": "flat"}[field.name]
+
+
+def all_changed(config):
+    """A copy of a config in which every single setting has another value."""
+    hints = typing.get_type_hints(type(config))
+    fields = dataclasses.fields(config)
+    return type(config)(**{f.name: another(hints[f.name], f, getattr(config, f.name)) for f in fields})
+
+
+@each_algorithm
+@pytest.mark.parametrize("change", [lambda config: config, all_changed], ids=["defaults", "all-changed"])
+def test_config_round_trip_through_a_file(name, change, tmp_path):
+    config = TrainConfig(algo=name, env_id="CartPole-v1", seed=3, algorithm=change(SPECS[name].config()))
+    path = tmp_path / "config.yaml"
+    path.write_text(config.to_yaml(), encoding="utf-8")
+    back = read_config(path)
+    assert back == config
+    assert type(back.algorithm) is SPECS[name].config
+    assert back.to_yaml() == config.to_yaml()
+
+
+@each_algorithm
+def test_the_round_trip_above_changes_every_setting(name):
+    default, changed = SPECS[name].config(), all_changed(SPECS[name].config())
+    same = [f.name for f in dataclasses.fields(default) if getattr(default, f.name) == getattr(changed, f.name)]
+    assert same == []
+
+
+@each_algorithm
+def test_every_setting_is_documented(name):
+    undocumented = [label for label, field, _ in settings_of(SPECS[name].config) if not field.metadata.get("help")]
+    assert undocumented == []
+    for field in dataclasses.fields(SPECS[name].config):
+        assert f"    {field.name}: " in SPECS[name].config.__doc__
+
+
+@each_algorithm
+def test_settings_do_not_collide_with_those_of_the_run(name):
+    # both are keywords of the facade and flags of the command line
+    own = {field.name for field in dataclasses.fields(SPECS[name].config)}
+    assert own & {field.name for field in dataclasses.fields(TrainConfig)} == set()
+
+
+@each_algorithm
+def test_a_misspelt_setting_is_answered_with_the_nearest(name):
+    with pytest.raises(ConfigError, match=r"algorithm: unknown key 'gama'. Did you mean 'gamma'\?"):
+        TrainConfig(algo=name, env_id="CartPole-v1", algorithm={"gama": 0.9})
+
+
+@each_algorithm
+def test_there_is_a_preset(name):
+    own = [preset for preset in presets().values() if preset.algo == name]
+    assert own
+    for preset in own:
+        assert preset.name.startswith(f"{name}/")
+        assert TrainConfig.from_dict(preset.data).algo == name
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Spaces
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@each_algorithm
+def test_every_space_is_taken_or_refused_by_name(name):
+    spec, refused = SPECS[name], 0
+    for kind, space in ACTION_SPACES.items():
+        env = EnvSpec(OBSERVATION_SPACES["box"], space, env_id="Fake-v0")
+        if kind in spec.action_spaces:
+            check_action_space(spec, env)
+            continue
+        refused += 1
+        with pytest.raises(SpaceError) as caught:
+            check_action_space(spec, env)
+        message = str(caught.value)
+        assert message.startswith(f"{spec.title} needs an action space of type")
+        assert f"got {space} from 'Fake-v0'" in message
+        assert all(accepted.__name__ in message for accepted in spec.action_spaces)
+    assert refused >= 2  # nobody takes words or tuples
+
+
+def test_a_space_that_nobody_takes_is_answered_with_advice():
+    env = EnvSpec(OBSERVATION_SPACES["box"], spaces.Text(5))
+    with pytest.raises(SpaceError, match="No algorithm takes Text actions; wrap the environment"):
+        check_action_space(SPECS["ppo"], env)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Updates of on-policy algorithms
+# ----------------------------------------------------------------------------------------------------------------------
+
+T, N = 12, 3
+
+
+def sample(space, rows, rng):
+    """Random observations [rows, ...]."""
+    if isinstance(space, spaces.Dict):
+        return {key: sample(part, rows, rng) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Discrete):
+        return rng.integers(space.start, space.start + space.n, rows)
+    if isinstance(space, spaces.MultiBinary):
+        return rng.integers(0, 2, (rows, *space.shape)).astype(space.dtype)
+    return rng.uniform(-1, 1, (rows, *space.shape)).astype(space.dtype)
+
+
+def to_tensors(obs):
+    return {k: torch.from_numpy(v) for k, v in obs.items()} if isinstance(obs, dict) else torch.from_numpy(obs)
+
+
+def make(name, env, seed=0):
+    spec = SPECS[name]
+    assert issubclass(spec.config, OnPolicyConfig)
+    return spec.algorithm(spec.config(), env, torch.device("cpu"), random_stream(seed, "algorithm"))
+
+
+def fill(algorithm, env, seed=0):
+    """A rollout of a fake environment: random observations and rewards, with ends of every kind and a reset row."""
+    rng, policy_rng = np.random.default_rng(seed), random_stream(seed, "policy")
+    buffer = RolloutBuffer.for_spec(env, T, N)
+    for t in range(T):
+        obs = sample(env.observation_space, N, rng)
+        out = algorithm.policy.act(to_tensors(obs), rng=policy_rng)
+        terminated, truncated = np.arange(N) == (0 if t == 4 else -1), np.arange(N) == (1 if t == 6 else -1)
+        ended = np.flatnonzero(terminated | truncated)
+        final = sample(env.observation_space, len(ended), rng) if len(ended) else None
+        reward = rng.normal(size=N)
+        extras = {key: value.numpy() for key, value in out.extras.items()}
+        valid = ~((np.arange(N) == 1) & (t == 7))
+        step = Step(
+            obs, obs, out.action.numpy(), extras, reward, reward, terminated, truncated, valid, ended, final, final
+        )
+        buffer.add(step)
+    buffer.last_obs = sample(env.observation_space, N, rng)
+    return buffer
+
+
+def weights(algorithm):
+    return {name: value.detach().clone() for name, value in algorithm.policy.named_parameters()}
+
+
+def differing(one, two):
+    return {name for name in one if not torch.equal(one[name], two[name])}
+
+
+def check_update(algorithm, env):
+    before = weights(algorithm)
+    result = algorithm.update(fill(algorithm, env), Progress(env_steps=0, horizon=1000))
+    assert result.num_updates >= 1
+    assert result.metrics
+    assert {name: float(value) for name, value in result.metrics.items() if not math.isfinite(value)} == {}
+    assert not any(isinstance(value, torch.Tensor) and value.requires_grad for value in result.metrics.values())
+    after = weights(algorithm)
+    assert differing(before, after) == set(before)  # every parameter has moved
+    assert all(torch.isfinite(value).all() for value in after.values())
+
+
+@each_action_space
+def test_an_update_on_each_action_space(name, kind):
+    env = EnvSpec(OBSERVATION_SPACES["box"], ACTION_SPACES[kind])
+    check_update(make(name, env), env)
+
+
+@each_on_policy
+@pytest.mark.parametrize("obs", OBSERVATION_SPACES)
+def test_an_update_on_each_observation_space(name, obs):
+    env = EnvSpec(OBSERVATION_SPACES[obs], spaces.Discrete(3))
+    check_update(make(name, env), env)
+
+
+DISCRETE = EnvSpec(OBSERVATION_SPACES["box"], spaces.Discrete(3))
+
+
+@each_on_policy
+def test_equal_seeds_give_equal_bits_whatever_the_global_streams_do(name):
+    results = []
+    for global_seed in (1, 2):
+        torch.manual_seed(global_seed)
+        np.random.seed(global_seed)  # noqa: NPY002
+        before = torch.get_rng_state()
+        algorithm = make(name, DISCRETE)
+        algorithm.update(fill(algorithm, DISCRETE), Progress(horizon=1000))
+        results.append(weights(algorithm))
+        assert torch.equal(torch.get_rng_state(), before)  # and they are left alone
+    assert differing(*results) == set()
+    assert differing(results[0], weights(make(name, DISCRETE, seed=1))) != set()
+
+
+@each_on_policy
+def test_the_state_comes_back_bit_for_bit(name):
+    first, second = make(name, DISCRETE), make(name, DISCRETE, seed=9)
+    for seed in range(2):
+        first.update(fill(first, DISCRETE, seed), Progress(horizon=1000))
+    second.update(fill(second, DISCRETE, 5), Progress(horizon=1000))  # a past of its own, which must not show
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert differing(weights(first), weights(second)) == set()
+    for algorithm in (first, second):
+        algorithm.update(fill(algorithm, DISCRETE, 3), Progress(horizon=1000))
+    assert differing(weights(first), weights(second)) == set()
+
+
+@each_on_policy
+def test_the_state_names_every_parameter(name):
+    algorithm = make(name, DISCRETE)
+    assert set(algorithm.state_dict()["policy"]) == set(dict(algorithm.policy.named_parameters()))
+
+
+@each_on_policy
+def test_rows_that_only_reset_do_not_count(name):
+    # whatever stands in them, the update is the same
+    results = []
+    for number in (0.0, 1000.0):
+        algorithm = make(name, DISCRETE)
+        rollout = fill(algorithm, DISCRETE)
+        invalid = ~rollout.valid
+        assert invalid.sum() == 1
+        rollout.rewards[invalid] = number
+        rollout.obs[invalid] = number
+        algorithm.update(rollout, Progress(horizon=1000))
+        results.append(weights(algorithm))
+    assert differing(*results) == set()
+
+
+@each_on_policy
+def test_truncation_is_not_termination(name):
+    # the same rollout, once with its truncated row counted as terminated: another update
+    results = []
+    for as_terminated in (False, True):
+        algorithm = make(name, DISCRETE)
+        rollout = fill(algorithm, DISCRETE)
+        if as_terminated:
+            rollout.truncated[:] = False
+        algorithm.update(rollout, Progress(horizon=1000))
+        results.append(weights(algorithm))
+    assert differing(*results) != set()
+
+
+@each_on_policy
+def test_a_learning_rate_that_faded_to_zero_changes_nothing(name):
+    spec = SPECS[name]
+    config = spec.config(learning_rate=Linear(1e-2, 0.0))
+    algorithm = spec.algorithm(config, DISCRETE, torch.device("cpu"), random_stream(0, "algorithm"))
+    before = weights(algorithm)
+    algorithm.update(fill(algorithm, DISCRETE), Progress(env_steps=1000, horizon=1000))
+    assert differing(before, weights(algorithm)) == set()
+    algorithm.update(fill(algorithm, DISCRETE), Progress(env_steps=500, horizon=1000))
+    assert differing(before, weights(algorithm)) == set(before)
