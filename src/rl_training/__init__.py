@@ -1,0 +1,74 @@
+"""rl_training: reinforcement learning with PyTorch and Gymnasium.
+
+Example:
+    >>> from rl_training import PPO
+    >>> agent = PPO("CartPole-v1")  # doctest: +SKIP
+    >>> agent.learn(100_000)  # doctest: +SKIP
+
+Names are imported when they are first used, so that `import rl_training` is fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rl_training.version import __version__ as __version__
+
+if TYPE_CHECKING:  # the same names as in _HOMES, for editors and type checkers
+    from rl_training.api.agent import Agent as Agent
+    from rl_training.api.agent import evaluate as evaluate
+    from rl_training.api.agent import load as load
+    from rl_training.api.facades import *  # noqa: F403 - the facades, from the generated stub
+    from rl_training.contracts.schedule import (
+        Constant as Constant,
+    )
+    from rl_training.contracts.schedule import (
+        Cosine as Cosine,
+    )
+    from rl_training.contracts.schedule import (
+        Linear as Linear,
+    )
+    from rl_training.contracts.schedule import (
+        Piecewise as Piecewise,
+    )
+    from rl_training.experiment.config import TrainConfig as TrainConfig
+    from rl_training.experiment.session import resume as resume
+    from rl_training.experiment.session import train as train
+    from rl_training.runtime.callbacks import Callback as Callback
+    from rl_training.runtime.callbacks import RunView as RunView
+    from rl_training.runtime.trainer import TrainResult as TrainResult
+
+_HOMES = {
+    "Agent": "api.agent",
+    "evaluate": "api.agent",
+    "load": "api.agent",
+    "Constant": "contracts.schedule",
+    "Cosine": "contracts.schedule",
+    "Linear": "contracts.schedule",
+    "Piecewise": "contracts.schedule",
+    "TrainConfig": "experiment.config",
+    "resume": "experiment.session",
+    "train": "experiment.session",
+    "Callback": "runtime.callbacks",
+    "RunView": "runtime.callbacks",
+    "TrainResult": "runtime.trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported from its home."""
+    if name.startswith("__"):
+        raise AttributeError(f"module 'rl_training' has no attribute '{name}'")
+    home = _HOMES.get(name, "api.facades")
+    try:
+        value = getattr(importlib.import_module(f"rl_training.{home}"), name)
+    except AttributeError:
+        raise AttributeError(f"module 'rl_training' has no attribute '{name}'") from None
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    facades = importlib.import_module("rl_training.api.facades")
+    return sorted([*_HOMES, *dir(facades), "__version__"])

@@ -1,0 +1,337 @@
+"""The agent: `learn`, `predict`, `evaluate`, `save`, `load` in one object."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+
+from rl_training.algorithms.registry import get_spec
+from rl_training.contracts.algorithm import Algorithm, Policy
+from rl_training.contracts.batches import ArrayObservation, EvaluationResult
+from rl_training.contracts.errors import CheckpointError, ConfigError, DataError
+from rl_training.contracts.random import draw_seed, random_stream
+from rl_training.envs.factory import EnvLike, describe_env
+from rl_training.experiment.build import Experiment, build_experiment
+from rl_training.experiment.config import Layer, TrainConfig, resolve
+from rl_training.experiment.lock import run_lock
+from rl_training.experiment.metadata import collect_metadata
+from rl_training.experiment.presets import find_preset, presets
+from rl_training.experiment.restoring import load_experiment
+from rl_training.experiment.runs import RunDirectory
+from rl_training.experiment.schema import unknown_key
+from rl_training.experiment.session import (
+    Callbacks,
+    describe_environment,
+    run_experiment,
+    save_experiment,
+)
+from rl_training.runtime.collector import to_tensors
+from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.trainer import TrainResult
+
+AgentT = TypeVar("AgentT", bound="Agent")
+
+
+class Agent:
+    """Base of `PPO`, `A2C` and all other ready-to-use classes.
+
+    Args:
+        env: an environment id, a callable that makes an environment, an environment, a vector environment, or a
+            complete `TrainConfig`.
+        eval_env: an environment for evaluation; by default one like `env`.
+        **settings: any field of `TrainConfig` or of the algorithm's config.
+
+    Example:
+        >>> agent = PPO("CartPole-v1", num_envs=8, seed=1, clip_coef=0.1)  # doctest: +SKIP
+        >>> agent.learn(100_000)  # doctest: +SKIP
+        >>> action, state = agent.predict(obs, deterministic=True)  # doctest: +SKIP
+    """
+
+    algo: ClassVar[str] = ""
+
+    def __init__(self, env: EnvLike | TrainConfig, *, eval_env: EnvLike | None = None, **settings: Any) -> None:
+        if isinstance(env, TrainConfig):
+            config, given = _override(env, settings, self.algo), None
+            if config.algo != self.algo:
+                raise ConfigError(f"algo: the config is for '{config.algo}', this class is {type(self).__name__}")
+        else:
+            given = None if isinstance(env, str) else env
+            config = resolve([Layer(_layer(self.algo, env, settings), type(self).__name__)])
+        self._experiment = build_experiment(config, given, eval_env)
+        self._rng = random_stream(config.seed, "predict")
+
+    @classmethod
+    def _from_experiment(cls: type[AgentT], experiment: Experiment) -> AgentT:
+        agent = cls.__new__(cls)
+        agent._experiment = experiment
+        agent._rng = random_stream(experiment.config.seed, "predict")
+        return agent
+
+    @classmethod
+    def from_preset(cls: type[AgentT], env: str, *, eval_env: EnvLike | None = None, **settings: Any) -> AgentT:
+        """An agent with the settings that are known to work on an environment (id, or a preset's name).
+
+        Example:
+            >>> PPO.from_preset("CartPole-v1", seed=1)  # doctest: +SKIP
+        """
+        named = presets().get(env) or presets().get(f"{cls.algo}/{env}")
+        preset = named or find_preset(cls.algo, env, settings.get("env_kwargs"))
+        if preset is None or preset.algo != cls.algo:
+            known = ", ".join(sorted(p.env_id for p in presets().values() if p.algo == cls.algo))
+            raise ConfigError(f"there is no {cls.algo} preset for '{env}'. There are presets for: {known}")
+        layer = Layer(_layer(cls.algo, preset.env_id, settings), cls.__name__)
+        return cls(resolve([preset.layer(), layer]), eval_env=eval_env)
+
+    @classmethod
+    def load(
+        cls: type[AgentT],
+        path: str | Path,
+        env: EnvLike | None = None,
+        *,
+        eval_env: EnvLike | None = None,
+        trust: bool = False,
+    ) -> AgentT:
+        """The agent saved at a path (a checkpoint, or a run directory: its newest one). `learn` continues it.
+
+        Agents that were trained on an environment object need `env`. `trust` allows the file to name a module to
+        import (`package:Env-v0`).
+        """
+        experiment, checkpoint = load_experiment(path, env=env, eval_env=eval_env, trust=trust)
+        if cls.algo and experiment.config.algo != cls.algo:
+            experiment.close()
+            raise CheckpointError(
+                f"{checkpoint.path} holds a '{experiment.config.algo}' agent, not '{cls.algo}'. rl_training.load(path) "
+                "takes any"
+            )
+        return cls._from_experiment(experiment)
+
+    def learn(
+        self,
+        total_timesteps: int | None = None,
+        *,
+        callback: Callbacks = None,
+        progress: bool = True,
+        run_dir: str | Path | None = None,
+    ) -> TrainResult:
+        """Train for so many more steps (by default the config's). Writes nothing unless `run_dir` is given.
+
+        The first call fixes the horizon of schedules.
+        """
+        more = self.config.total_timesteps if total_timesteps is None else total_timesteps
+        if isinstance(more, bool) or not isinstance(more, (int, np.integer)) or more < 1:
+            raise ConfigError(f"total_timesteps: expected a whole number of at least 1, got {more!r}")
+        directory = None
+        if run_dir is not None:
+            directory = RunDirectory(Path(run_dir))
+            directory.join(self.num_timesteps)
+        total = self._experiment.trainer.env_steps + int(more)
+        with nullcontext() if directory is None else run_lock(directory.path):
+            return run_experiment(self._experiment, total, run_dir=directory, callback=callback, progress=progress)
+
+    def predict(
+        self,
+        obs: Any,
+        state: Any = None,
+        *,
+        deterministic: bool = True,
+        episode_start: Any = None,
+    ) -> tuple[Any, Any]:
+        """Actions for one observation or a batch, as the environment expects them, and the policy's next state."""
+        batch, single = self._batch(obs)
+        out = self.policy.act(
+            to_tensors(batch, self._experiment.device),
+            deterministic=deterministic,
+            state=state,
+            episode_start=None if episode_start is None else torch.as_tensor(episode_start),
+            rng=self._rng,
+        )
+        action = self._experiment.actions.to_env(out.action.cpu().numpy())
+        return (action[0] if single else action), out.state
+
+    def value(self, obs: Any) -> Any:
+        """The critic's estimate of the state: a float for one observation, an array [B] for a batch."""
+        batch, single = self._batch(obs)
+        values = self.policy.value(to_tensors(batch, self._experiment.device)).cpu().numpy()
+        return float(values[0]) if single else values
+
+    def evaluate(
+        self, num_episodes: int = 10, *, deterministic: bool = True, seed: int | None = None
+    ) -> EvaluationResult:
+        """Whole episodes in the agent's evaluation environments. Equal seeds give equal episodes."""
+        return self._evaluate(self._experiment.evaluator, num_episodes, deterministic, seed)
+
+    def record_video(
+        self, directory: str | Path, num_episodes: int = 1, *, deterministic: bool = True, seed: int | None = None
+    ) -> EvaluationResult:
+        """Film episodes as mp4 files (extra `video`)."""
+        prefix = f"{self.config.algo}-step-{self.num_timesteps}"
+        evaluator = self._experiment.recorder(Path(directory), prefix, num_episodes)
+        return self._play(evaluator, num_episodes, deterministic, seed)
+
+    def render(self, num_episodes: int = 1, *, deterministic: bool = True, seed: int | None = None) -> EvaluationResult:
+        """Show episodes on the screen."""
+        return self._play(self._experiment.viewer(), num_episodes, deterministic, seed)
+
+    def _play(self, evaluator: Evaluator, num_episodes: int, deterministic: bool, seed: int | None) -> EvaluationResult:
+        try:
+            return self._evaluate(evaluator, num_episodes, deterministic, seed)
+        finally:
+            evaluator.close()
+
+    def _evaluate(
+        self, evaluator: Evaluator, num_episodes: int, deterministic: bool, seed: int | None
+    ) -> EvaluationResult:
+        if num_episodes < 1:
+            raise ConfigError(f"num_episodes: must be at least 1, got {num_episodes}")
+        if seed is None:
+            seed = draw_seed(random_stream(self.config.seed, "evaluate"))
+        return evaluator.evaluate(self.policy, num_episodes, deterministic=deterministic, seed=seed)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the agent (all of its state, and its metadata) as a checkpoint directory."""
+        return save_experiment(self._experiment, Path(path))
+
+    @property
+    def config(self) -> TrainConfig:
+        """The resolved config."""
+        return self._experiment.config
+
+    @property
+    def policy(self) -> Policy:
+        """What acts."""
+        return self.algorithm.policy
+
+    @property
+    def algorithm(self) -> Algorithm[Any]:
+        """What learns."""
+        return self._experiment.trainer.algorithm
+
+    @property
+    def num_timesteps(self) -> int:
+        """Environment steps so far."""
+        return self._experiment.trainer.env_steps
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Config, seed, versions, hardware and environment: what `save` puts beside the weights."""
+        return {
+            **collect_metadata(str(self._experiment.device)),
+            "seed": self.config.seed,
+            "environment": describe_environment(self._experiment),
+            "config": self.config.to_dict(),
+            "env_steps": self.num_timesteps,
+        }
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._experiment.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.config.env_id!r}, seed={self.config.seed}, steps={self.num_timesteps})"
+
+    def _batch(self, obs: Any) -> tuple[ArrayObservation, bool]:
+        """A batch as the policy sees it, and whether one observation was given."""
+        space = self._experiment.spec.observation_space
+        arrays, single = _as_batch(obs, space)
+        normalizer = self._experiment.trainer.collector.obs_normalizer
+        return (arrays if normalizer is None else normalizer(arrays)), single
+
+
+def _as_batch(obs: Any, space: spaces.Space[Any]) -> tuple[ArrayObservation, bool]:
+    if isinstance(space, spaces.Dict):
+        if not isinstance(obs, Mapping) or set(obs) != set(space.spaces):
+            given = sorted(obs) if isinstance(obs, Mapping) else type(obs).__name__
+            raise DataError(f"expected an observation with the keys {sorted(space.spaces)}, got {given}")
+        parts = {key: _as_batch(obs[key], part) for key, part in space.spaces.items()}
+        singles = {single for _, single in parts.values()}
+        if len(singles) != 1:
+            raise DataError("some entries of the observation are single and some are batches")
+        return {key: array for key, (array, _) in parts.items()}, singles.pop()  # type: ignore[misc]
+    array = np.asarray(obs, dtype=space.dtype)
+    shape = tuple(space.shape or ())
+    if array.shape == shape:
+        return array[None], True
+    if array.shape[1:] == shape and array.ndim == len(shape) + 1:
+        return np.ascontiguousarray(array), False
+    raise DataError(f"expected an observation of shape {shape} or a batch of them, got shape {array.shape}")
+
+
+def _layer(algo: str, env: EnvLike, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords as a layer of config, with what follows from the environment object."""
+    data = split_settings(algo, settings)
+    given = {"algo": algo, "env_id": describe_env(env)}
+    if isinstance(env, VectorEnv):
+        if data.get("num_envs", env.num_envs) != env.num_envs:
+            raise ConfigError(f"num_envs: the vector environment has {env.num_envs}, got {data['num_envs']}")
+        data["num_envs"] = env.num_envs
+    elif isinstance(env, gym.Env):
+        data.setdefault("num_envs", 1)
+        if data["num_envs"] != 1:
+            raise ConfigError(
+                f"num_envs: one environment cannot be stepped as {data['num_envs']}; give a callable that makes them"
+            )
+    return {**data, **given}
+
+
+def split_settings(algo: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords sorted into fields of `TrainConfig` and of the algorithm's config; unknown ones are errors."""
+    run_fields = {field.name for field in dataclasses.fields(TrainConfig)} - {"algo", "env_id"}
+    own_fields = {field.name for field in dataclasses.fields(get_spec(algo).config)}
+    known, title = run_fields | own_fields, get_spec(algo).title
+    data = {key: value for key, value in settings.items() if key in run_fields}
+    own = {key: value for key, value in settings.items() if key in own_fields}
+    if own:
+        base = data.get("algorithm", {})
+        plain = base if isinstance(base, Mapping) else {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
+        data["algorithm"] = {**plain, **own}
+    problems = [unknown_key(title, key, known) for key in settings if key not in known]
+    if problems:
+        try:
+            resolve([Layer({"algo": algo, "env_id": "any", **data}, title)])
+        except ConfigError as error:
+            problems += error.problems
+        raise ConfigError(problems)
+    return data
+
+
+def _override(config: TrainConfig, settings: Mapping[str, Any], algo: str) -> TrainConfig:
+    if not settings:
+        return config
+    return resolve([Layer(config.to_dict(), "TrainConfig"), Layer(split_settings(algo, settings), "keywords")])
+
+
+def load(
+    path: str | Path, env: EnvLike | None = None, *, eval_env: EnvLike | None = None, trust: bool = False
+) -> Agent:
+    """The agent saved at a path, whatever its algorithm."""
+    from rl_training.api import facades
+
+    experiment, _ = load_experiment(path, env=env, eval_env=eval_env, trust=trust)
+    cls: type[Agent] = getattr(facades, get_spec(experiment.config.algo).title)
+    return cls._from_experiment(experiment)
+
+
+def evaluate(
+    path: str | Path,
+    num_episodes: int = 10,
+    *,
+    env: EnvLike | None = None,
+    deterministic: bool = True,
+    seed: int | None = None,
+    trust: bool = False,
+) -> EvaluationResult:
+    """Evaluate the agent saved at a path (a checkpoint or a run directory)."""
+    agent = load(path, env, trust=trust)
+    try:
+        return agent.evaluate(num_episodes, deterministic=deterministic, seed=seed)
+    finally:
+        agent.close()

@@ -1,0 +1,122 @@
+"""The command line: `rl-training train | eval | resume | zoo | runs | doctor`.
+
+This module imports neither torch nor anything else that is slow; each command imports what it needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rl_training.contracts.errors import RLTrainingError
+from rl_training.version import __version__
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
+
+__all__ = ["load_config", "main"]
+
+COMMANDS = {
+    "train": "train an agent: rl-training train ppo CartPole-v1",
+    "eval": "evaluate a run or a checkpoint: rl-training eval <path> --num-episodes 20",
+    "resume": "continue a run: rl-training resume <run> --total-timesteps 200000",
+    "runs": "list the runs in a directory",
+    "zoo": "list the presets, or show one",
+    "doctor": "versions, devices, and which extras are installed",
+}
+
+USAGE_ERROR, FAILURE = 2, 1
+
+
+def load_config(path: str | Path, *, trust: bool = False) -> TrainConfig:
+    """The resolved config of a YAML file: defaults < preset of its algorithm and environment < file."""
+    from rl_training.experiment.config import Layer
+    from rl_training.experiment.presets import resolve_with_preset
+    from rl_training.experiment.yaml_io import read_yaml
+
+    return resolve_with_preset([Layer(read_yaml(Path(path)), str(path), trusted=trust)])[0]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command and return the exit code: 0 done, 1 the run failed, 2 the request cannot work."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in args
+    args = [arg for arg in args if arg != "--debug"]
+    if not args or args[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    if args[0] == "--version":
+        print(f"rl_training {__version__}")
+        return 0
+    command, rest = args[0], args[1:]
+    if command not in COMMANDS:
+        print(f"rl-training: unknown command '{command}'. {_nearest(command)}", file=sys.stderr)
+        return USAGE_ERROR
+    if os.getcwd() not in sys.path:  # last, so that it hides nothing: where people keep `my_package:MyEnv-v0`
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(f"rl_training.cli.{command}_command")
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code: int = module.run(rest)
+        return code
+    except RLTrainingError as error:
+        _explain(f"rl-training {command}: {type(error).__name__}: {error}", error, debug)
+        return FAILURE if getattr(error, "__notes__", ()) else USAGE_ERROR  # notes: of a run that had begun
+    except SystemExit as error:  # the parser has said what is wrong, or given help
+        return error.code if isinstance(error.code, int) else USAGE_ERROR
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return FAILURE
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"(in {where.filename}, line {where.lineno}). Add --debug for the traceback."
+        _explain(f"rl-training {command} failed: {type(error).__name__}: {error} {place}", error, debug)
+        return FAILURE
+
+
+def _explain(text: str, error: Exception, debug: bool) -> None:
+    """One paragraph, or with --debug our traceback. An environment that raised has its own shown in any case."""
+    if debug:
+        traceback.print_exception(error)
+        return
+    paragraph, _, environments_own = text.partition("\n\nTraceback")
+    print(". ".join([paragraph, *getattr(error, "__notes__", ())]), file=sys.stderr)
+    if environments_own:
+        print(f"\nTraceback{environments_own}", file=sys.stderr)
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Warnings as one line for people, not for programmers."""
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: rl-training <command> [options]",
+            "",
+            "Reinforcement learning with PyTorch and Gymnasium.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`rl-training <command> --help` shows a command's options; --debug adds tracebacks to errors; --version.",
+        ]
+    )
+
+
+def _nearest(command: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(command, COMMANDS, n=1)
+    return f"Did you mean '{near[0]}'?" if near else f"Commands: {', '.join(COMMANDS)}."

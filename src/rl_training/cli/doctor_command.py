@@ -1,0 +1,43 @@
+"""`rl-training doctor`: what is installed and what is not."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from rl_training.cli import parsing
+from rl_training.experiment.metadata import package_versions
+
+EXTRAS = {
+    "atari": ("ale_py",),
+    "box2d": ("Box2D",),
+    "classic": ("pygame",),
+    "mujoco": ("mujoco",),
+    "video": ("moviepy", "pygame"),
+    "wandb": ("wandb",),
+}
+
+
+@dataclass
+class DoctorArgs:
+    """Show versions, devices, and which extras are installed."""
+
+
+def run(args: list[str]) -> int:
+    """See the module."""
+    parsing.parse(DoctorArgs, args, prog="rl-training doctor", description=str(DoctorArgs.__doc__))
+    import torch
+
+    for name, version in package_versions().items():
+        print(f"{name:<14} {version}")
+    print(f"{'system':<14} {platform.platform()}, {os.cpu_count()} cores")
+    cuda = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    mps = ["mps"] if torch.backends.mps.is_available() else []
+    print(f"{'devices':<14} {', '.join(['cpu', *cuda, *mps])}")
+    for extra, modules in EXTRAS.items():
+        missing = [module for module in modules if find_spec(module) is None]
+        state = f"missing; pip install 'rl-training[{extra}]'" if missing else "installed"
+        print(f"extra {extra:<8} {state}")
+    return 0

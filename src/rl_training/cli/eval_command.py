@@ -1,0 +1,64 @@
+"""`rl-training eval`: whole episodes with a trained agent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rl_training.api.agent import load
+from rl_training.cli import parsing
+from rl_training.contracts.errors import ConfigError
+from rl_training.contracts.settings import documented, setting
+
+
+@documented
+@dataclass
+class EvalArgs:
+    """Evaluate a run (its newest checkpoint) or a checkpoint."""
+
+    path: Annotated[Path, tyro.conf.Positional] = setting(help="Run directory or checkpoint.")
+    num_episodes: int = setting(10, "Whole episodes to play.")
+    seed: int | None = setting(None, "Seed of the episodes; by default derived from the run's.")
+    stochastic: bool = setting(False, "Sample actions instead of taking the likeliest.")
+    video: bool = setting(False, "Write the episodes as mp4 files (extra `video`).")
+    video_dir: Path | None = setting(None, "Where videos go; by default `videos` beside the checkpoint or in the run.")
+    render: bool = setting(False, "Show the episodes on the screen.")
+    trust: bool = setting(False, "Let the file name a module to import (package:Env-v0).")
+
+
+def run(args: list[str]) -> int:
+    """See the module."""
+    options = parsing.parse(EvalArgs, args, prog="rl-training eval", description=str(EvalArgs.__doc__).split("\n")[0])
+    if options.num_episodes < 1:
+        raise ConfigError(f"num_episodes: must be at least 1, got {options.num_episodes}")
+    agent = load(options.path, trust=options.trust)
+    deterministic = not options.stochastic
+    try:
+        if options.video:
+            directory = options.video_dir or _video_dir(options.path)
+            result = agent.record_video(directory, options.num_episodes, deterministic=deterministic, seed=options.seed)
+        elif options.render:
+            result = agent.render(options.num_episodes, deterministic=deterministic, seed=options.seed)
+        else:
+            result = agent.evaluate(options.num_episodes, deterministic=deterministic, seed=options.seed)
+        print(f"{agent} over {len(result.returns)} episodes ({'likeliest' if deterministic else 'sampled'} actions)")
+    finally:
+        agent.close()
+    print(
+        f"mean return {result.mean:.2f} +/- {result.std:.2f}, "
+        f"from {min(result.returns):.2f} to {max(result.returns):.2f}"
+    )
+    print(f"mean length {sum(result.lengths) / len(result.lengths):.1f}")
+    if result.success_rate is not None:
+        print(f"success rate {result.success_rate:.2f}")
+    if options.video:
+        print(f"videos in {directory}")
+    return 0
+
+
+def _video_dir(path: Path) -> Path:
+    """A run's own `videos`; for a checkpoint, a directory beside it (a checkpoint is never written into)."""
+    return path / "videos" if (path / "config.yaml").exists() else path.parent / f"{path.name}-videos"

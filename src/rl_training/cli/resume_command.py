@@ -1,0 +1,43 @@
+"""`rl-training resume`: continue a run."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from rl_training.cli import parsing
+from rl_training.cli.train_command import report
+from rl_training.contracts.errors import CheckpointError, ConfigError
+from rl_training.experiment.config import TrainConfig, read_config
+from rl_training.experiment.restoring import MAY_CHANGE
+from rl_training.experiment.runs import CONFIG
+from rl_training.experiment.session import resume
+
+DESCRIPTION = f"""Continue a run from its newest good checkpoint.
+
+  rl-training resume RUN [--total-timesteps N] [options]
+
+Also: --quiet, --trust (let the run's config name a module to import), --debug. The options below show the run's own
+values. These may change: {", ".join(sorted(MAY_CHANGE - {"init_from", "output_dir"}))}."""
+
+
+def run(args: list[str]) -> int:
+    """See the module."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    first.add_argument("--quiet", action="store_true")
+    first.add_argument("--trust", action="store_true")
+    known, options = first.parse_known_args(args)
+    if options and options[0] in ("-h", "--help"):
+        default = TrainConfig(algo="ppo", env_id="CartPole-v1")
+        parsing.parse(TrainConfig, options, prog="rl-training resume", description=DESCRIPTION, default=default)
+    if not options or options[0].startswith("-"):
+        raise ConfigError("say which run to go on with: `rl-training resume runs/<run>`; `rl-training runs` lists them")
+    path, options = Path(options[0]), options[1:]
+    if not (path / CONFIG).is_file():
+        raise CheckpointError(f"{path} is not a run directory: it has no {CONFIG}")
+    base = read_config(path / CONFIG, trust=known.trust)
+    config = parsing.parse(TrainConfig, options, prog="rl-training resume", description=DESCRIPTION, default=base)
+    names = [field.name for field in dataclasses.fields(TrainConfig)]
+    changes = {name: getattr(config, name) for name in names if getattr(config, name) != getattr(base, name)}
+    return report(resume(path, progress=not known.quiet, trust=known.trust, **changes))

@@ -1,0 +1,120 @@
+"""`rl-training train`: from a preset, a config file and flags to a run."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from rl_training.cli import parsing
+from rl_training.contracts.errors import ConfigError
+from rl_training.experiment.config import Layer, TrainConfig
+from rl_training.experiment.presets import Preset, resolve_with_preset
+from rl_training.experiment.session import train
+from rl_training.experiment.yaml_io import read_yaml
+from rl_training.runtime.trainer import TrainResult
+
+DESCRIPTION = """Train an agent.
+
+  rl-training train ppo CartPole-v1 [options]            with the preset, if there is one
+  rl-training train --config my.yaml [options]           with a config file (on top of the preset, if there is one)
+
+Precedence: defaults < preset < --config < options. Also: --quiet shows nothing but errors and the last lines; --trust
+lets a config file name a module to import (package:Env-v0); --debug adds tracebacks to errors.
+The options below show the values that would be used."""
+
+
+def run(args: list[str]) -> int:
+    """See the module."""
+    config, preset, quiet = parse_train(args)
+    say = (lambda text: None) if quiet else print
+    if preset is not None:
+        say(f"preset {preset.name}")
+    else:
+        say(f"no preset for {config.algo} on {config.env_id}: using the defaults")
+    result = train(config, progress=not quiet)
+    return report(result)
+
+
+def parse_train(args: list[str]) -> tuple[TrainConfig, Preset | None, bool]:
+    """The resolved config, the preset underneath, and whether to be quiet.
+
+    The algorithm decides which options exist, so it and the files are read first, the options after that.
+    """
+    positional: list[str] = []
+    while args and not args[0].startswith("-") and len(positional) < 2:
+        positional.append(args[0])
+        args = args[1:]
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    first.add_argument("--config", type=Path)
+    first.add_argument("--quiet", action="store_true")
+    first.add_argument("--trust", action="store_true")
+    try:
+        known, options = first.parse_known_args(args)
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error)) from error
+    said = _said(options)
+    said.update(zip(("algo", "env_id"), positional, strict=False))
+    layers = [] if known.config is None else [Layer(read_yaml(known.config), str(known.config), known.trust)]
+    wants_help = "-h" in options or "--help" in options
+    if wants_help:
+        layers.insert(0, Layer({"algo": "ppo", "env_id": "CartPole-v1"}, "help"))
+    elif known.config is None and ("algo" not in said or "env_id" not in said):
+        raise ConfigError(
+            "say what to train: `rl-training train ppo CartPole-v1`, or `rl-training train --config FILE`"
+        )
+    layers.append(Layer(said, "command line"))
+    base, preset = resolve_with_preset(layers, combinations=False)  # options may still mend them
+    try:
+        config = parsing.parse(TrainConfig, options, prog="rl-training train", description=DESCRIPTION, default=base)
+    except ConfigError as error:
+        raise ConfigError([_name_source(text, layers, options) for text in error.problems]) from error
+    return config, preset, known.quiet
+
+
+def _name_source(problem: str, layers: list[Layer], options: list[str]) -> str:
+    """A problem of the whole config under the file that it comes from, or the command line."""
+    text = problem.removeprefix("TrainConfig > ")
+    name = text.partition(":")[0]
+    spellings = (f"--{name}", f"--{name.replace('_', '-')}")
+    if not any(option.split("=")[0] in spellings for option in options):
+        for layer in reversed(layers):
+            if name in layer.data:
+                return f"{layer.source} > {text}"
+    return f"command line > {text}"
+
+
+def _said(options: list[str]) -> dict[str, Any]:
+    """What the options say about which preset is meant."""
+    scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    scan.add_argument("--algo")
+    scan.add_argument("--env-id", "--env_id", dest="env_id")
+    scan.add_argument("--env-kwargs", "--env_kwargs", dest="env_kwargs", nargs="*")
+    try:
+        found = {key: value for key, value in vars(scan.parse_known_args(options)[0]).items() if value is not None}
+        if "env_kwargs" in found:
+            found["env_kwargs"] = parsing.key_values(found["env_kwargs"])
+    except (argparse.ArgumentError, ValueError) as error:
+        raise ConfigError(f"command line: {error}") from error
+    return found
+
+
+def report(result: TrainResult) -> int:
+    """Say how the run ended and where everything is; the exit code."""
+    print(f"{result.stop_reason} after {result.env_steps:,} steps")
+    if result.final_evaluation is not None:
+        final = result.final_evaluation
+        print(f"evaluation: mean return {final.mean:.2f} +/- {final.std:.2f} over {len(final.returns)} episodes")
+    if result.best_return is not None:
+        print(f"best evaluation during training: {result.best_return:.2f}")
+    print(f"run directory: {result.run_dir}")
+    print(f"checkpoint:    {result.checkpoint_path}")
+    if result.interrupted:
+        print(f"to go on:      rl-training resume {shlex.quote(str(result.run_dir))}")
+    else:
+        print(f"to watch it:   rl-training eval {shlex.quote(str(result.run_dir))} --render")
+    sys.stdout.flush()
+    return 128 + signal.Signals[result.stop_reason].value if result.interrupted else 0

@@ -1,0 +1,5 @@
+"""Public door to the configuration."""
+
+from rl_training.experiment.config import TrainConfig
+
+__all__ = ["TrainConfig"]

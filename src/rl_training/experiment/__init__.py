@@ -1,0 +1,1 @@
+"""Files and wiring: configs, presets, run directories, checkpoints and logs."""

@@ -1,0 +1,186 @@
+"""The only wiring: from a config to environments, algorithm, collector, buffer, trainer and evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from rl_training.algorithms.registry import check_action_space, get_spec
+from rl_training.contracts.algorithm import Algorithm
+from rl_training.contracts.errors import ConfigError, EnvError
+from rl_training.contracts.random import random_stream
+from rl_training.contracts.spec import EnvSpec, OnPolicyConfig, Regime
+from rl_training.data.normalize import ObservationNormalizer, RewardNormalizer
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.envs.actions import ActionMap
+from rl_training.envs.factory import AnyVectorEnv, EnvLike, copy_env, make_env, make_vector_env
+from rl_training.envs.vector import AutoresetAdapter
+from rl_training.envs.wrappers import apply_wrappers
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.video import recording_env
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.on_policy import OnPolicyTrainer
+from rl_training.runtime.trainer import Trainer
+
+MAX_EVAL_ENVS = 8
+EXACT, EPISODE_BOUNDARY = "exact", "episode-boundary"
+
+
+@dataclass
+class Experiment:
+    """A run's parts, wired and ready."""
+
+    config: TrainConfig
+    spec: EnvSpec
+    trainer: Trainer
+    actions: ActionMap
+    device: torch.device
+    env: EnvLike | None = None
+    """The environment object that was given instead of an id, if one was."""
+    eval_env: EnvLike | None = None
+    _evaluator: Evaluator | None = field(default=None, repr=False)
+
+    @property
+    def evaluator(self) -> Evaluator:
+        """Evaluates in environments of its own, made when first asked for."""
+        if self._evaluator is None:
+            self._evaluator = self._make_evaluator(AutoresetAdapter(self._make_eval_env()))
+        return self._evaluator
+
+    def resume_grade(self) -> tuple[str, str | None]:
+        """What a resume of this run will be, and what stands in the way of `exact` if anything does."""
+        collector = self.trainer.collector
+        if collector.obs is None:
+            collector.reset()
+        snapshot = collector.env.take_snapshot()
+        return (EPISODE_BOUNDARY, snapshot) if isinstance(snapshot, str) else (EXACT, None)
+
+    def recorder(self, directory: Path, prefix: str, num_episodes: int = 1) -> Evaluator:
+        """An evaluator with one environment that writes videos."""
+        return self._make_evaluator(recording_env(self._make_single_env, directory, prefix, num_episodes))
+
+    def viewer(self) -> Evaluator:
+        """An evaluator with one environment that renders to the screen."""
+        env = self._make_single_env("human")
+        return self._make_evaluator(
+            AutoresetAdapter(SyncVectorEnv([lambda: env], autoreset_mode=AutoresetMode.DISABLED))
+        )
+
+    def close(self) -> None:
+        """Close all environments that were made here; those that were given belong to their giver."""
+        if not isinstance(self.env, (gym.Env, VectorEnv)):
+            self.trainer.close()
+        if self._evaluator is not None and not isinstance(self.eval_env, (gym.Env, VectorEnv)):
+            self._evaluator.close()
+
+    def _make_evaluator(self, env: AutoresetAdapter) -> Evaluator:
+        normalizer = self.trainer.collector.obs_normalizer
+        return Evaluator(env, self.actions, device=self.device, obs_normalizer=normalizer)
+
+    def _make_eval_env(self) -> AnyVectorEnv:
+        given = self.eval_env if self.eval_env is not None else self.env
+        config = self.config
+        if config.vectorization == "async":  # workers would cost more than they give for a few episodes
+            config = config.replace(vectorization="sync")
+        if given is None or not isinstance(given, (gym.Env, VectorEnv)):
+            count = min(config.num_envs, config.eval_episodes, MAX_EVAL_ENVS)
+            return make_vector_env(config, count, env=given, autoreset_mode=AutoresetMode.DISABLED)
+        own = given if self.eval_env is not None else copy_env(given)
+        return make_vector_env(config, 1, env=own, autoreset_mode=AutoresetMode.DISABLED)
+
+    def _make_single_env(self, render_mode: str) -> gym.Env[Any, Any]:
+        """One environment that renders; objects can only be filmed if they were made to be."""
+        if self.env is None:
+            return make_env(self.config.env_id, self.config.env_kwargs, self.config.wrappers, render_mode)
+        given = copy_env(self.eval_env if self.eval_env is not None else self.env)
+        if isinstance(given, VectorEnv):
+            raise EnvError("a vector environment cannot be rendered; give a single one with eval_env=...")
+        env = given() if callable(given) else given
+        if isinstance(env, str) or env.render_mode != render_mode:
+            raise EnvError(f"make the environment with render_mode='{render_mode}' to render it")
+        return apply_wrappers(env, self.config.wrappers)
+
+
+def build_experiment(config: TrainConfig, env: EnvLike | None = None, eval_env: EnvLike | None = None) -> Experiment:
+    """Wire a run. Everything that can be wrong with spaces, extras and devices is found here, before any training."""
+    if isinstance(env, str):
+        config, env = config.replace(env_id=env), None
+    _check_given(config, env)
+    algorithm_spec = get_spec(config.algo)
+    device = resolve_device(config.device)
+    vector = make_vector_env(config, env=env, autoreset_mode=AutoresetMode.DISABLED)
+    try:
+        spec = EnvSpec(vector.single_observation_space, vector.single_action_space, config.env_id)
+        check_action_space(algorithm_spec, spec)
+        torch.set_num_threads(config.num_threads)
+        algorithm = algorithm_spec.algorithm(config.algorithm, spec, device, random_stream(config.seed, "algorithm"))
+        actions = ActionMap(spec.action_space, algorithm.policy.box_actions)
+        collector = Collector(
+            AutoresetAdapter(vector),
+            actions,
+            policy_rng=random_stream(config.seed, "policy"),
+            env_rng=random_stream(config.seed, "environment"),
+            device=device,
+            obs_normalizer=_obs_normalizer(config, spec),
+            reward_normalizer=_reward_normalizer(config, vector.num_envs),
+        )
+        trainer = TRAINERS[algorithm_spec.regimes[0]](config, spec, algorithm, collector)
+    except BaseException:
+        vector.close()
+        raise
+    return Experiment(config, spec, trainer, actions, device, env, eval_env)
+
+
+def _check_given(config: TrainConfig, env: EnvLike | None) -> None:
+    """Settings that make sense for an id, but not for the environment object that was given."""
+    if isinstance(env, VectorEnv) and config.wrappers:
+        raise ConfigError(
+            "wrappers: a vector environment was given, and wrappers are for single ones; wrap it yourself"
+        )
+    if env is not None and not isinstance(env, VectorEnv) and config.vectorization == "native":
+        raise ConfigError("vectorization: native needs an environment id or a ready vector environment")
+
+
+def _on_policy(config: TrainConfig, spec: EnvSpec, algorithm: Algorithm[Any], collector: Collector) -> Trainer:
+    settings = config.algorithm
+    assert isinstance(settings, OnPolicyConfig)
+    normalizer = collector.obs_normalizer
+    keys = normalizer.moments if normalizer is not None else ()
+    num_envs = collector.env.num_envs
+    buffer = RolloutBuffer.for_spec(spec, settings.num_steps, num_envs, normalized_keys=keys)
+    return OnPolicyTrainer(algorithm, collector, buffer)
+
+
+TRAINERS: dict[Regime, Callable[[TrainConfig, EnvSpec, Algorithm[Any], Collector], Trainer]] = {
+    Regime.ON_POLICY: _on_policy,
+}
+"""How each regime is trained; the first regime of an algorithm is its own."""
+
+
+def _obs_normalizer(config: TrainConfig, spec: EnvSpec) -> ObservationNormalizer | None:
+    return ObservationNormalizer(spec.observation_space, config.normalize_clip) if config.normalize_obs else None
+
+
+def _reward_normalizer(config: TrainConfig, num_envs: int) -> RewardNormalizer | None:
+    if not config.normalize_reward:
+        return None
+    return RewardNormalizer(num_envs, config.algorithm.gamma, config.normalize_clip)
+
+
+def resolve_device(name: str) -> torch.device:
+    """The torch device of that name, if this machine has it."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device: '{name}' is not available here: {str(error).splitlines()[0]}") from error
+    return device

@@ -1,0 +1,309 @@
+"""Checkpoints: a directory with tensors in safetensors, everything else in JSON, and a manifest with checksums.
+
+Nothing in it can run code. It is written beside its place, synced, and renamed, so that a reader sees a whole
+checkpoint or none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rl_training.contracts.batches import AnyArray, EvaluationResult
+from rl_training.contracts.errors import CheckpointError
+from rl_training.experiment.files import read_mapping, refuse_links, require_file, sync_directory, write_json
+from rl_training.runtime.callbacks import Callback, Every, RunView
+from rl_training.version import __version__
+
+FORMAT_VERSION = 1
+MANIFEST, TENSORS, STATE, CONFIG, METADATA = (
+    "manifest.json", "state.safetensors", "state.json", "config.json", "metadata.json",
+)  # fmt: skip
+_CONTENT = (TENSORS, STATE, CONFIG, METADATA)
+_TENSOR, _ARRAY = "$tensor", "$array"
+"""How a tree of state names what lies in the safetensors file."""
+
+
+class NewerFormatError(CheckpointError):
+    """A checkpoint that a newer version of the package wrote."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds: the run's state, its config as plain data, and its metadata."""
+
+    state: dict[str, Any]
+    config: dict[str, Any]
+    metadata: dict[str, Any]
+    path: Path
+
+
+def save_checkpoint(path: Path, state: dict[str, Any], config: dict[str, Any], metadata: dict[str, Any]) -> Path:
+    """Write a checkpoint directory; an older one in the same place is replaced only when the new one is complete."""
+    path = Path(path)
+    if path.exists() and not _replaceable(path):
+        raise CheckpointError(f"{path} exists and is not a checkpoint; it is left alone")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        tensors: dict[str, Tensor] = {}
+        tree = _split(state, "", tensors)
+        save_file(tensors, beside / TENSORS)
+        write_json(beside / STATE, tree)
+        write_json(beside / CONFIG, config)
+        write_json(beside / METADATA, metadata)
+        files = {name: {"sha256": _digest(beside / name), "size": (beside / name).stat().st_size} for name in _CONTENT}
+        write_json(beside / MANIFEST, {"format": FORMAT_VERSION, "package": __version__, "files": files})
+        sync_directory(beside)
+        _replace(beside, path)
+    except BaseException as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        if isinstance(error, (OSError, SafetensorError, CheckpointError)):
+            raise CheckpointError(f"{path}: could not be written: {error.__cause__ or error}") from error
+        raise
+    return path
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read and verify a checkpoint; every problem is a `CheckpointError` that names the file."""
+    path = Path(path)
+    if not os.path.lexists(path / MANIFEST):
+        raise CheckpointError(f"{path} is not a checkpoint: it has no {MANIFEST}")
+    manifest = read_mapping(path / MANIFEST)
+    _check_format(manifest, path)
+    listed = manifest.get("files")
+    if not isinstance(listed, dict):
+        raise CheckpointError(f"{path / MANIFEST}: is damaged: it lists no files")
+    if unknown := sorted(listed.keys() - set(_CONTENT)):
+        raise CheckpointError(f"{path / MANIFEST}: is damaged: it lists files that do not belong: {unknown!r:.80}")
+    for name in _CONTENT:
+        _verify(path / name, listed.get(name))
+    try:
+        tensors = load_file(path / TENSORS)
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path / TENSORS}: is damaged: {error}") from error
+    state = _join(read_mapping(path / STATE), tensors, path / STATE)
+    return Checkpoint(state, read_mapping(path / CONFIG), read_mapping(path / METADATA), path)
+
+
+def _check_format(manifest: dict[str, Any], path: Path) -> None:
+    version, package = manifest.get("format"), manifest.get("package")
+    if type(version) is not int or version < 1:
+        raise CheckpointError(f"{path / MANIFEST}: is damaged: it states no format version")
+    if version > FORMAT_VERSION and package == __version__:  # a flipped bit: this version writes no such format
+        raise CheckpointError(f"{path / MANIFEST}: is damaged: rl_training {package} has no format {version!r:.20}")
+    if version > FORMAT_VERSION:
+        raise NewerFormatError(
+            f"{path} was written by rl_training {package} in format {version!r:.20}; this version "
+            f"({__version__}) reads up to format {FORMAT_VERSION}. Upgrade with: pip install -U rl-training"
+        )
+
+
+def checkpoints_of(run_dir: Path) -> list[Path]:
+    """The numbered checkpoints of a run, oldest first."""
+    found = [p for p in (run_dir / "checkpoints").glob("step_*") if re.fullmatch("[0-9]+", p.name[5:]) and p.is_dir()]
+    return sorted(found, key=lambda p: int(p.name[5:]))
+
+
+def find_checkpoint(path: str | Path) -> Checkpoint:
+    """The checkpoint at a path, or the newest good one of a run directory. Damaged newer ones are reported."""
+    path = Path(path)
+    if not os.path.exists(path):
+        raise CheckpointError(f"{path} does not exist")
+    if os.path.lexists(path / MANIFEST):
+        return load_checkpoint(path)
+    refuse_links([path / "checkpoints"], within=path)
+    candidates = checkpoints_of(path)
+    errors: list[str] = []
+    for candidate in reversed(candidates):
+        try:
+            refuse_links([candidate], within=path)
+            checkpoint = load_checkpoint(candidate)
+        except NewerFormatError:
+            raise  # not damaged: going back to an older one would throw work away
+        except CheckpointError as error:
+            errors.append(str(error))
+            continue
+        if errors:
+            warnings.warn(
+                f"using {candidate.name}, because newer checkpoints are damaged: {'; '.join(errors)}", stacklevel=2
+            )
+        return checkpoint
+    if errors:
+        raise CheckpointError(f"{path} has no good checkpoint: {'; '.join(errors)}")
+    raise CheckpointError(f"{path} is neither a checkpoint nor a run directory with one")
+
+
+def _split(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Move tensors and arrays out of a tree of state, leaving their names."""
+    while name in tensors:  # a key with a slash may look like a path
+        name += "'"
+    if isinstance(value, np.ndarray):
+        tensors[name] = torch.from_numpy(value).contiguous()
+        return {_ARRAY: name}
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach().contiguous()
+        return {_TENSOR: name}
+    if isinstance(value, dict):
+        return {key: _split(item, f"{name}/{key}" if name else str(key), tensors) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_split(item, f"{name}/{index}", tensors) for index, item in enumerate(value)]
+    return value
+
+
+def _join(value: Any, tensors: dict[str, Tensor], where: Path) -> Any:
+    """The inverse of `_split`."""
+    if isinstance(value, dict):
+        for kind in (_TENSOR, _ARRAY):
+            if set(value) == {kind}:
+                name = value[kind]
+                tensor = tensors.get(name) if isinstance(name, str) else None
+                if tensor is None:
+                    raise CheckpointError(f"{where}: names a tensor that is not there: {name!r:.80}")
+                return tensor if kind == _TENSOR else _as_array(tensor, where)
+        return {key: _join(item, tensors, where) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_join(item, tensors, where) for item in value]
+    return value
+
+
+def _as_array(tensor: Tensor, where: Path) -> AnyArray:
+    try:
+        array: AnyArray = tensor.numpy()
+    except TypeError as error:  # numpy has no bfloat16
+        raise CheckpointError(f"{where}: {error}") from error
+    return array
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+    return digest
+
+
+def _verify(path: Path, entry: Any) -> None:
+    if not isinstance(entry, dict):
+        raise CheckpointError(f"{path}: the manifest does not list it")
+    require_file(path)
+    if path.stat().st_size != entry.get("size"):
+        raise CheckpointError(f"{path}: is damaged: {path.stat().st_size} bytes instead of {entry.get('size')!r:.40}")
+    if _digest(path) != entry.get("sha256"):
+        raise CheckpointError(f"{path}: is damaged: its checksum differs from the manifest's")
+
+
+def _replaceable(path: Path) -> bool:
+    """Whether nothing but a checkpoint, whole or damaged, or nothing at all would be lost."""
+    if not path.is_dir():
+        return False
+    return (path / MANIFEST).exists() or {entry.name for entry in path.iterdir()} <= {MANIFEST, *_CONTENT}
+
+
+def _replace(new: Path, place: Path) -> None:
+    old = place.with_name(f".{place.name}.{os.getpid()}.old")
+    if place.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.rename(place, old)
+    try:
+        os.rename(new, place)
+    except BaseException:
+        if old.exists():
+            os.rename(old, place)
+        raise
+    sync_directory(place.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def tidy_checkpoints(directory: Path, newer_than: int) -> list[Path]:
+    """Clear up after a process that was killed while it saved, and put aside checkpoints that a resume passed over.
+
+    Half-written ones are removed, a replaced one whose successor did not arrive is put back, and damaged ones newer
+    than the step that the run goes on from are renamed to `damaged_...`, which are returned.
+    """
+    for leftover in directory.glob(".*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    for replaced in directory.glob(".*.old"):
+        place = directory / replaced.name[1:].rsplit(".", 2)[0]
+        if place.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            os.rename(replaced, place)
+    damaged = [path for path in checkpoints_of(directory.parent) if int(path.name[5:]) > newer_than]
+    aside = []
+    for path in damaged:
+        target = path.with_name(f"damaged_{path.name}")
+        shutil.rmtree(target, ignore_errors=True)
+        os.rename(path, target)
+        aside.append(target)
+    return aside
+
+
+@dataclass
+class CheckpointCallback(Callback):
+    """Saves every so many steps, keeps the newest few, and keeps the best evaluated one apart. Comes last in a run.
+
+    A save that fails (a full disk) is reported and does not end the training, since the next may succeed; only when the
+    last one of a run fails, the run does.
+    """
+
+    transient: ClassVar[tuple[str, ...]] = ("save", "directory", "keep", "keep_best", "improved", "saved_at")
+    save: Callable[[Path], Path]
+    """Writes a checkpoint to a path."""
+    directory: Path
+    every: Every
+    keep: int = 3
+    keep_best: bool = True
+    best: float | None = None
+    improved: bool = False
+    saved_at: int = -1
+
+    def on_evaluation(self, run: RunView, result: EvaluationResult) -> None:
+        """See `Callback.on_evaluation`."""
+        if self.best is None or result.mean > self.best:
+            self.best, self.improved = result.mean, True
+
+    def on_iteration(self, run: RunView) -> None:
+        """See `Callback.on_iteration`."""
+        due = self.every.due(run.env_steps)
+        improved, self.improved = self.improved, False
+        if improved and self.keep_best:
+            self._try(lambda: self.save(self.directory / "best"))
+        if due:
+            self._try(lambda: self._save_step(run))
+
+    def on_stop(self, run: RunView) -> None:
+        """See `Callback.on_stop`."""
+        if self.saved_at != run.env_steps and run.iterations > 0:
+            self._save_step(run)
+
+    @staticmethod
+    def _try(save: Callable[[], object]) -> None:
+        try:
+            save()
+        except CheckpointError as error:
+            warnings.warn(f"training goes on without this checkpoint: {error}", stacklevel=2)
+
+    def _save_step(self, run: RunView) -> None:
+        began = time.perf_counter()
+        path = self.save(self.directory / f"step_{run.env_steps}")
+        size = sum(file.stat().st_size for file in path.iterdir())
+        run.record({"time/checkpoint_seconds": time.perf_counter() - began, "time/checkpoint_megabytes": size / 1e6})
+        self.saved_at = run.env_steps
+        for old in checkpoints_of(self.directory.parent)[: -self.keep]:
+            shutil.rmtree(old, ignore_errors=True)

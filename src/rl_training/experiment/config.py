@@ -1,0 +1,227 @@
+"""The configuration of a run: one typed dataclass, read from and written to YAML without loss."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_training.algorithms.registry import get_spec
+from rl_training.contracts.errors import ConfigError
+from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.spec import AlgorithmConfig
+from rl_training.envs.factory import Vectorization, module_of
+from rl_training.envs.wrappers import WrapperConfig, wrapper_problem
+from rl_training.experiment.schema import INVALID, build, convert_fields, to_plain, valid_part
+from rl_training.experiment.yaml_io import dump_yaml, read_yaml
+
+
+@documented
+@dataclass
+class TrainConfig:
+    """Everything that decides a run.
+
+    Example:
+        >>> TrainConfig(algo="ppo", env_id="CartPole-v1", seed=7).algorithm.gamma
+        0.99
+    """
+
+    algo: str = setting(help="Algorithm, by its lower-case name.")
+    env_id: str = setting(help="Gymnasium environment id.")
+    seed: int = setting(0, "Seed of every random stream of the run.", ge=0)
+    total_timesteps: int = setting(100_000, "Environment steps to train for, over all environments.", ge=1)
+    num_envs: int = setting(None, "Environments stepped together; by default what suits the algorithm.", ge=1)
+    output_dir: Path = setting(Path("runs"), "Directory in which the run directory is made.")
+    device: str = setting("auto", "Torch device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps.")
+    num_threads: int = setting(
+        1, "Threads torch may use inside one operation; one is fastest for small networks.", ge=1
+    )
+
+    init_from: Path | None = setting(None, "Checkpoint or run whose weights (and normalisation) a new run starts from.")
+
+    env_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of the environment.")
+    wrappers: list[WrapperConfig] = setting(factory=list, help="Registered wrappers, innermost first.")
+    vectorization: Vectorization = setting(
+        "sync", "sync (one process), async (a process each), native (the environment's own)."
+    )
+    env_timeout: float = setting(300.0, "Seconds that an environment's process may take for one step or reset.", gt=0)
+    normalize_obs: bool = setting(False, "Normalise real-valued observations by running mean and deviation.")
+    normalize_reward: bool = setting(False, "Scale rewards by the running deviation of the discounted return.")
+    normalize_clip: float = setting(10.0, "Normalised observations and rewards are clipped to this.", gt=0)
+
+    eval_every: int = setting(25_000, "Environment steps between evaluations; 0 for none.", ge=0)
+    eval_episodes: int = setting(10, "Episodes per evaluation during training.", ge=1)
+    eval_deterministic: bool = setting(True, "Evaluate the likeliest action instead of sampling.")
+    checkpoint_every: int = setting(25_000, "Environment steps between checkpoints; 0 for only the last.", ge=0)
+    checkpoint_keep: int = setting(3, "How many of the newest checkpoints are kept.", ge=1)
+    checkpoint_best: bool = setting(True, "Keep the checkpoint with the best evaluation apart, in checkpoints/best.")
+    stop_reward: float | None = setting(None, "End the run when an evaluation's mean return reaches this.")
+    stop_patience: int | None = setting(None, "End the run after so many evaluations without a new best.", ge=1)
+    max_seconds: float | None = setting(None, "End the run after so many seconds of training.", gt=0)
+    video_every: int = setting(0, "Environment steps between recorded episodes; 0 for none.", ge=0)
+
+    log_every: int = setting(1_000, "Environment steps between lines of metrics.", ge=1)
+    tensorboard: bool = setting(True, "Write TensorBoard files.")
+    wandb: bool = setting(False, "Log to Weights & Biases (extra `wandb`).")
+
+    algorithm: AlgorithmConfig = setting(None, "The algorithm's own settings.")
+
+    def __post_init__(self) -> None:
+        """Check and convert every field; fill in what depends on the algorithm."""
+        problems: list[str] = []
+        self._finish(lambda name: type(self).__name__, problems)
+        if problems:
+            raise ConfigError(problems)
+
+    def _finish(self, source: Callable[[str], str], problems: list[str], *, combinations: bool = True) -> None:
+        """Convert and complete all fields. `source` says where a field was set; a wrong one counts as its default."""
+        spec = None
+        if isinstance(self.algo, str):
+            try:
+                spec = get_spec(self.algo)
+            except ConfigError as error:
+                problems += [f"{source('algo')} > {text}" for text in error.problems]
+        if self.num_envs is None:
+            self.num_envs = spec.default_num_envs if spec else 1
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "algorithm" or value is dataclasses.MISSING:
+                continue
+            valid = convert_fields(TrainConfig, {field.name: value}, source(field.name), problems)
+            setattr(self, field.name, valid.get(field.name, _default(field)))
+        if spec is not None:
+            algorithm = {} if self.algorithm is None else self.algorithm
+            self.algorithm = build(spec.config, algorithm, f"{source('algorithm')} > algorithm", problems)
+        if combinations or problems:
+            problems += [f"{source(text.partition(':')[0])} > {text}" for text in self.problems()]
+
+    def problems(self) -> list[str]:
+        """Combinations of settings that cannot work."""
+        found = [f"wrappers: {text}" for w in self.wrappers if (text := wrapper_problem(w.name))]
+        if self.vectorization == "native" and self.wrappers:
+            found.append("vectorization: native environments cannot take wrappers; use sync or async")
+        if self.eval_every == 0:
+            found += [
+                f"{name}: needs evaluations, but eval_every is 0"
+                for name in ("stop_reward", "stop_patience")
+                if getattr(self, name) is not None
+            ]
+        if self.env_id == "":
+            found.append("env_id: is empty")
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, complete: every field with its resolved value."""
+        data = to_plain(self)
+        assert isinstance(data, dict)
+        return data
+
+    def to_yaml(self) -> str:
+        """The config as YAML text; `from_dict(parse)` gives an equal config."""
+        return dump_yaml(self.to_dict())
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], source: str = "config") -> TrainConfig:
+        """A config from plain data; problems name the source."""
+        return resolve([Layer(dict(data), source)])
+
+    def replace(self, **changes: Any) -> TrainConfig:
+        """A copy with some fields changed and everything checked again."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return TrainConfig(**{**values, **changes})
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Settings from one source. Files are not trusted to have modules imported for them; people are."""
+
+    data: Mapping[str, Any]
+    source: str
+    trusted: bool = True
+
+
+def resolve(layers: Sequence[Layer], *, combinations: bool = True) -> TrainConfig:
+    """One config out of layers, later ones winning. All problems of all layers are reported together.
+
+    Without `combinations`, settings that are right but cannot work together are let through, for options to mend.
+    """
+    problems: list[str] = []
+    merged: dict[str, Any] = {}
+    origin: dict[str, Layer] = {}
+    for layer in layers:
+        origin.update(dict.fromkeys(layer.data, layer))
+    algo = origin["algo"].data["algo"] if "algo" in origin else None
+    for layer in layers:
+        merged = merge(merged, _valid_part(layer, algo, problems))
+    everywhere = ", ".join(layer.source for layer in layers) or "config"
+    problems += [f"{everywhere}: '{name}' is required" for name in ("algo", "env_id") if name not in origin]
+    if "env_id" in merged and not origin["env_id"].trusted:
+        problems += module_problems(merged["env_id"], origin["env_id"].source)
+    config = object.__new__(TrainConfig)
+    for field in dataclasses.fields(TrainConfig):
+        setattr(config, field.name, merged.get(field.name, _default(field)))
+    config._finish(
+        lambda name: origin[name].source if name in origin else everywhere, problems, combinations=combinations
+    )
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+
+
+def _valid_part(layer: Layer, algo: Any, problems: list[str]) -> dict[str, Any]:
+    """What one layer says rightly; what is wrong in it by itself is noted, with its source."""
+    data = dict(layer.data)
+    algorithm = data.pop("algorithm", None)
+    config_type: type[AlgorithmConfig] = AlgorithmConfig
+    if isinstance(algo, str):
+        with contextlib.suppress(ConfigError):  # reported once, for the merged config
+            config_type = get_spec(algo).config
+    own = {f.name for f in dataclasses.fields(config_type)} - {f.name for f in dataclasses.fields(TrainConfig)}
+    for key in own & data.keys():
+        problems.append(f"{layer.source}: '{key}' is a setting of the algorithm: put it under 'algorithm'")
+        del data[key]
+    valid = valid_part(TrainConfig, data, layer.source, problems)
+    if algorithm is None or config_type is AlgorithmConfig:
+        return valid
+    where = f"{layer.source} > algorithm"
+    if isinstance(algorithm, Mapping):
+        valid["algorithm"] = valid_part(config_type, algorithm, where, problems)
+    elif build(config_type, algorithm, where, problems) is not INVALID:
+        valid["algorithm"] = algorithm
+    return valid
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` on top of `base`. Sections are merged; values, env_kwargs and schedules are replaced whole."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        section = isinstance(value, Mapping) and isinstance(old, Mapping) and key != "env_kwargs"
+        if section and "schedule" not in value and "schedule" not in old:  # type: ignore[operator]
+            merged[key] = merge(old, value)  # type: ignore[arg-type]
+        else:
+            merged[key] = value
+    return merged
+
+
+def module_problems(env_id: str, source: str) -> list[str]:
+    """A file may not make us import code: `package:Env-v0` is accepted only from people."""
+    module = module_of(env_id)
+    if module is None:
+        return []
+    return [
+        f"{source} > env_id: '{env_id}' would import the module '{module}', and files are not trusted to do that. "
+        "Import it yourself first, name the environment on the command line, or add --trust (Python: trust=True)."
+    ]
+
+
+def read_config(path: str | Path, *, trust: bool = False) -> TrainConfig:
+    """A config from a complete YAML file (no preset underneath)."""
+    return resolve([Layer(read_yaml(Path(path)), str(path), trusted=trust)])

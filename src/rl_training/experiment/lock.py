@@ -1,0 +1,45 @@
+"""A lock that keeps two processes from training one run at once.
+
+The operating system holds it and releases it when the process ends, however it ends, so there are no stale locks; the
+process's number is written into the file only to be named in messages.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rl_training.contracts.errors import CheckpointError
+
+LOCK = ".lock"
+_held: set[Path] = set()
+"""Record locks are per process: the same process may not hold one twice either."""
+
+
+@contextmanager
+def run_lock(run_dir: Path) -> Iterator[None]:
+    """Hold a run directory for this process, or refuse because another one does."""
+    import fcntl  # POSIX only, as are the signals of a run
+
+    path = (run_dir / LOCK).resolve()
+    if path in _held:  # before opening: closing any handle of the file would release the lock
+        raise CheckpointError(f"{run_dir} is being trained by this process; two cannot train one run")
+    with open(path, "a+", encoding="utf-8") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            raise CheckpointError(f"{run_dir} is being trained by {owner}; two cannot train one run") from error
+        _held.add(path)
+        try:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            yield
+        finally:
+            _held.discard(path)
+            file.truncate(0)

@@ -1,0 +1,91 @@
+"""Presets: settings that are known to work, found by algorithm and environment, or by their name."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rl_training.contracts.errors import ConfigError
+from rl_training.experiment.config import Layer, TrainConfig, resolve
+from rl_training.experiment.yaml_io import read_yaml
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One file of the preset tree."""
+
+    name: str
+    """For people: `ppo/cartpole`."""
+    data: Mapping[str, Any]
+    path: Path
+
+    @property
+    def algo(self) -> str:
+        """The algorithm it is for."""
+        return str(self.data["algo"])
+
+    @property
+    def env_id(self) -> str:
+        """The environment it is for."""
+        return str(self.data["env_id"])
+
+    @property
+    def env_kwargs(self) -> dict[str, Any]:
+        """The environment's arguments, which are part of what it is for."""
+        return dict(self.data.get("env_kwargs") or {})
+
+    @property
+    def total_timesteps(self) -> int:
+        """Steps it trains for."""
+        return int(self.data.get("total_timesteps", TrainConfig.total_timesteps))
+
+    def layer(self) -> Layer:
+        """The preset as a layer of a config."""
+        return Layer(self.data, f"preset {self.name}", trusted=False)
+
+
+@functools.cache
+def presets() -> dict[str, Preset]:
+    """Every preset that ships with the package, by name."""
+    root = Path(str(resources.files("rl_training"))) / "zoo" / "presets"
+    found = {}
+    for path in sorted(root.glob("*/*.yaml")):
+        name = f"{path.parent.name}/{path.stem}"
+        found[name] = Preset(name, read_yaml(path), path)
+    return found
+
+
+def find_preset(algo: str, env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Preset | None:
+    """The preset for an algorithm on an environment with these arguments, or None."""
+    for preset in presets().values():
+        if (preset.algo, preset.env_id, preset.env_kwargs) == (algo, env_id, dict(env_kwargs or {})):
+            return preset
+    return None
+
+
+def get_preset(name: str) -> Preset:
+    """The preset with that name; the error names the nearest one."""
+    known = presets()
+    if name not in known:
+        near = difflib.get_close_matches(name.lower(), known, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise ConfigError(f"there is no preset '{name}'.{hint} `rl-training zoo list` shows all")
+    return known[name]
+
+
+def resolve_with_preset(layers: Sequence[Layer], *, combinations: bool = True) -> tuple[TrainConfig, Preset | None]:
+    """Defaults < preset < layers, where the layers say which preset it is. See `resolve`."""
+    said: dict[str, Any] = {}
+    for layer in layers:
+        said.update({key: layer.data[key] for key in ("algo", "env_id", "env_kwargs") if key in layer.data})
+    preset = None
+    if isinstance(said.get("algo"), str) and isinstance(said.get("env_id"), str):
+        kwargs = said.get("env_kwargs")
+        preset = find_preset(said["algo"], said["env_id"], kwargs if isinstance(kwargs, Mapping) else None)
+    below = [preset.layer()] if preset else []
+    return resolve([*below, *layers], combinations=combinations), preset

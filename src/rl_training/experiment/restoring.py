@@ -1,0 +1,140 @@
+"""From files back to a live experiment: loading, what may change on a resume, and starting from trained weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import VectorEnv
+
+from rl_training.contracts.errors import CheckpointError, ConfigError
+from rl_training.contracts.state import Stateful
+from rl_training.envs.factory import EnvLike
+from rl_training.experiment.build import Experiment, build_experiment
+from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint
+from rl_training.experiment.config import Layer, TrainConfig, resolve
+from rl_training.experiment.metadata import collect_metadata
+
+MAY_CHANGE = frozenset(
+    {"total_timesteps", "output_dir", "device", "num_threads", "env_timeout", "max_seconds", "stop_reward"}
+    | {"stop_patience", "eval_every", "eval_episodes", "eval_deterministic", "checkpoint_every", "checkpoint_keep"}
+    | {"checkpoint_best", "video_every", "log_every", "tensorboard", "wandb", "init_from"}
+)
+"""Settings that a resumed run may have otherwise than before."""
+
+
+def load_experiment(
+    path: str | Path, *, env: EnvLike | None = None, eval_env: EnvLike | None = None, trust: bool = False
+) -> tuple[Experiment, Checkpoint]:
+    """The experiment that a checkpoint (or a run's newest one) holds, restored.
+
+    In an environment that is given, new episodes begin: it may be another one, or another number of them.
+    """
+    checkpoint = find_checkpoint(path)
+    require_environment(checkpoint, env)
+    config = config_of(checkpoint, trust=trust or env is not None)
+    if isinstance(env, (gym.Env, VectorEnv)):
+        config = config.replace(num_envs=env.num_envs if isinstance(env, VectorEnv) else 1)
+    experiment = build_experiment(config, env, eval_env)
+    try:
+        restore(experiment, checkpoint, in_flight=env is None)
+    except BaseException:
+        experiment.close()
+        raise
+    return experiment, checkpoint
+
+
+def config_of(checkpoint: Checkpoint, *, trust: bool) -> TrainConfig:
+    """The config that a checkpoint was written with."""
+    if not isinstance(checkpoint.config, Mapping):
+        raise CheckpointError(f"{checkpoint.path}: its config is not a mapping")
+    return resolve([Layer(checkpoint.config, str(checkpoint.path), trusted=trust)])
+
+
+def restore(experiment: Experiment, checkpoint: Checkpoint, *, in_flight: bool = True) -> None:
+    """Put a checkpoint's state into an experiment; one that does not fit is an error that names the checkpoint."""
+    config = experiment.config
+    with _naming(checkpoint, f"does not fit {config.algo} on {config.env_id}"):
+        state = checkpoint.state
+        if not in_flight:
+            state = {**state, "collector": {**state["collector"], "in_flight": None}}
+        experiment.trainer.load_state_dict(state)
+
+
+def initialize(experiment: Experiment, path: Path) -> None:
+    """Start from the weights and the normalisation of a trained agent; everything else is as in a new run."""
+    checkpoint = find_checkpoint(path)
+    collector = experiment.trainer.collector
+    with _naming(checkpoint, "cannot be started from"):
+        saved, own = checkpoint.state["algorithm"], experiment.trainer.algorithm.state_dict()
+        weights = {name: part for name, part in own.items() if name == "policy"}
+        experiment.trainer.algorithm.load_state_dict({**own, **{name: saved[name] for name in weights}})
+        for name in ("obs_normalizer", "reward_normalizer"):
+            part, trained = getattr(collector, name), checkpoint.state["collector"].get(name)
+            if isinstance(part, Stateful) and trained is not None:
+                moments = {key: trained[key] for key in trained if key == "moments"}
+                part.load_state_dict({**part.state_dict(), **moments})
+
+
+class _naming:  # noqa: N801 - used like a function
+    """Turns whatever a state that does not fit raises into a `CheckpointError` that names the checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, problem: str) -> None:
+        self.text = f"{checkpoint.path}: {problem}"
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        expected = (CheckpointError, KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError)
+        if isinstance(error, expected):
+            reason = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"{self.text}: {reason}") from error
+
+
+def require_environment(checkpoint: Checkpoint, env: EnvLike | None) -> None:
+    """Say why an environment that was an object cannot be made again from files."""
+    about = checkpoint.metadata.get("environment") if isinstance(checkpoint.metadata, Mapping) else None
+    if env is None and isinstance(about, Mapping) and about.get("source") == "object":
+        raise ConfigError(
+            f"{checkpoint.path}: this agent was trained on an environment made in Python ({about.get('description')}), "
+            "not on a registered id, so it cannot be made again from files. Use it from Python and give the "
+            "environment: load(path, env=...) or resume(path, env=...)."
+        )
+
+
+def refuse_changes(checkpoint: Checkpoint, config: TrainConfig) -> None:
+    """A run goes on as what it was: other settings than those in `MAY_CHANGE` are refused, all at once."""
+    before, after = dict(_leaves(checkpoint.config)), dict(_leaves(config.to_dict()))
+    problems = [
+        f"{name}: was {before.get(name)!r} and cannot become {after.get(name)!r} in a resumed run"
+        for name in sorted(before.keys() | after.keys())
+        if name.split(" > ")[0] not in MAY_CHANGE and before.get(name) != after.get(name)
+    ]
+    if problems:
+        allowed = ", ".join(sorted(MAY_CHANGE - {"init_from", "output_dir"}))
+        raise ConfigError(
+            [*problems, f"A resumed run may change: {allowed}. For anything else start a new run with init_from."]
+        )
+
+
+def _leaves(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(data, Mapping) and data:
+        for key, value in data.items():
+            yield from _leaves(value, f"{name} > {key}" if name else str(key))
+    else:
+        yield name, data
+
+
+def differing_machine(before: Mapping[str, Any], device: str) -> str | None:
+    """What differs between the machine a run was on and this one, in things that bits depend on."""
+    now = collect_metadata(device)
+    changes = []
+    for group in ("versions", "hardware"):
+        old = before.get(group) if isinstance(before.get(group), Mapping) else {}
+        assert isinstance(old, Mapping)
+        names = [name for name in now[group] if name in old and old[name] != now[group][name] and name != "system"]
+        changes += [f"{name} {old[name]} -> {now[group][name]}" for name in names]
+    return ", ".join(changes) or None

@@ -1,0 +1,162 @@
+"""Run directories: where everything about one run is written."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_training.contracts.batches import EvaluationResult
+from rl_training.contracts.errors import CheckpointError, ConfigError
+from rl_training.experiment.checkpointing import checkpoints_of, tidy_checkpoints
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.files import read_json, safe_name, write_json, write_text
+from rl_training.experiment.logging import rewind_metrics
+from rl_training.experiment.metadata import collect_metadata, command_line, utc_now
+from rl_training.runtime.callbacks import Callback, RunView
+
+CONFIG, METADATA, COMMAND = "config.yaml", "metadata.json", "command.txt"
+EVALUATIONS, METRICS = "evaluations.json", "metrics.jsonl"
+
+
+def make_run_dir(cfg: TrainConfig) -> Path:
+    """Make `<output_dir>/<algo>__<env>__seed<k>__<utc stamp>/`; two runs never get the same one."""
+    stamp = utc_now().strftime("%Y%m%d-%H%M%S")
+    name = f"{safe_name(cfg.algo)}__{safe_name(cfg.env_id)}__seed{cfg.seed}__{stamp}"
+    try:
+        cfg.output_dir.mkdir(parents=True, exist_ok=True)
+        for number in range(1, 10_000):
+            path = cfg.output_dir / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            return path
+    except OSError as error:
+        raise ConfigError(f"output_dir: '{cfg.output_dir}' cannot be written to: {error.strerror}") from error
+    raise ConfigError(f"output_dir: '{cfg.output_dir}' has too many runs named {name}")
+
+
+@dataclass
+class RunDirectory:
+    """The files of one run."""
+
+    path: Path
+
+    def join(self, env_steps: int) -> None:
+        """Make the directory, or refuse one with a run that is further than this many steps: it is another's."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"run_dir: '{self.path}' cannot be written to: {error.strerror}") from error
+        newest = max((int(path.name[5:]) for path in checkpoints_of(self.path)), default=0)
+        if newest > env_steps:
+            raise ConfigError(
+                f"run_dir: '{self.path}' holds a run of {newest} steps, and this agent has {env_steps}. Continue that "
+                "one with resume(run_dir), or give a new directory."
+            )
+
+    def rewind(self, env_steps: int) -> None:
+        """Drop what a run wrote beyond the checkpoint that it goes on from: it will write it again."""
+        rewind_metrics(self.path / METRICS, env_steps)
+        evaluations = self.evaluations()
+        kept = [entry for entry in evaluations if entry["step"] <= env_steps]
+        if len(kept) < len(evaluations):
+            write_json(self.path / EVALUATIONS, kept)
+        for path in tidy_checkpoints(self.path / "checkpoints", env_steps):
+            warnings.warn(f"a damaged checkpoint was put aside as {path}", stacklevel=2)
+
+    def begin(self, config: TrainConfig, device: str, **facts: Any) -> None:
+        """Write what is known at the start."""
+        write_text(self.path / CONFIG, config.to_yaml())
+        with open(self.path / COMMAND, "a", encoding="utf-8") as file:
+            file.write(command_line() + "\n")
+        before = self.metadata() if (self.path / METADATA).exists() else {}
+        data = collect_metadata(device)
+        history = [*before.get("history", []), {"started": data["created"], "total_timesteps": config.total_timesteps}]
+        fresh = {
+            "run_id": uuid.uuid4().hex[:12],
+            "env_steps": 0,
+            "best_return": None,
+        }
+        process = {"status": "running", "pid": os.getpid(), "host": socket.gethostname()}
+        write_json(
+            self.path / METADATA,
+            {**fresh, **before, **data, "seed": config.seed, **facts, **process, "history": history},
+        )
+
+    def update(self, **changes: Any) -> None:
+        """Change entries of the metadata."""
+        write_json(self.path / METADATA, {**self.metadata(), **changes})
+
+    def metadata(self) -> dict[str, Any]:
+        """The metadata as written."""
+        data = read_json(self.path / METADATA)
+        if not isinstance(data, dict):
+            raise CheckpointError(f"{self.path / METADATA}: is damaged: not a mapping")
+        return data
+
+    def status(self) -> str:
+        """running, finished, stopped or failed; `interrupted` if the process is gone without having said so."""
+        data = self.metadata()
+        status = str(data.get("status", "unknown"))
+        if status == "running" and data.get("host") == socket.gethostname() and not _alive(data.get("pid")):
+            return "interrupted"
+        return status
+
+    def env_steps(self) -> int:
+        """Steps so far: of the end of the run, or of its newest checkpoint while it runs or if it was killed."""
+        steps = [int(path.name[5:]) for path in checkpoints_of(self.path)]
+        return max([int(self.metadata().get("env_steps", 0)), *steps])
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """All evaluations so far."""
+        path = self.path / EVALUATIONS
+        data = read_json(path) if path.exists() else []
+        if not isinstance(data, list):
+            raise CheckpointError(f"{path}: is damaged: not a list")
+        return data
+
+    def best_return(self) -> float | None:
+        """The best mean return of the evaluations during training (or of the final one, if there was no other)."""
+        entries = self.evaluations()
+        during = [entry for entry in entries if not entry.get("final")]
+        return max((float(entry["mean"]) for entry in during or entries), default=None)
+
+    def add_evaluation(self, env_steps: int, result: EvaluationResult, **extra: Any) -> None:
+        """Append an evaluation."""
+        write_json(self.path / EVALUATIONS, [*self.evaluations(), {"step": env_steps, **extra, **result.as_dict()}])
+
+
+@dataclass
+class EvaluationLog(Callback):
+    """Writes evaluations.json."""
+
+    transient = ("run_dir",)
+    run_dir: RunDirectory
+
+    def on_evaluation(self, run: RunView, result: EvaluationResult) -> None:
+        """See `Callback.on_evaluation`."""
+        self.run_dir.add_evaluation(run.env_steps, result)
+
+
+def find_runs(root: Path) -> list[RunDirectory]:
+    """The run directories below a directory, newest first."""
+    found = [RunDirectory(path.parent) for path in root.glob(f"*/{METADATA}") if (path.parent / CONFIG).is_file()]
+    return sorted(found, key=lambda run: run.path.stat().st_mtime, reverse=True)
+
+
+def _alive(pid: Any) -> bool:
+    if not isinstance(pid, int):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,73 @@
+"""Videos of a policy at work."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from rl_training.contracts.errors import EnvError, MissingExtraError
+from rl_training.contracts.random import draw_seed, random_stream
+from rl_training.envs.vector import AutoresetAdapter
+from rl_training.runtime.callbacks import Callback, Every, RunView
+from rl_training.runtime.evaluator import Evaluator
+
+
+def require_video() -> None:
+    """Refuse before any work is done if videos cannot be written."""
+    if find_spec("moviepy") is None:
+        raise MissingExtraError("recording video", "video")
+
+
+def recording_env(
+    make: Callable[[str], gym.Env[Any, Any]], directory: Path, prefix: str, num_episodes: int
+) -> AutoresetAdapter:
+    """One environment that writes its first episodes to `directory` as mp4."""
+    require_video()
+    env = make("rgb_array")
+    if env.render_mode != "rgb_array":
+        raise EnvError(f"{env} cannot be filmed: its render modes are {env.metadata.get('render_modes')}")
+    directory.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about overwriting earlier videos, which have another prefix
+        env = gym.wrappers.RecordVideo(
+            env,
+            str(directory),
+            name_prefix=prefix,
+            episode_trigger=lambda episode: episode < num_episodes,
+            disable_logger=True,
+        )
+    return AutoresetAdapter(SyncVectorEnv([lambda: env], autoreset_mode=AutoresetMode.DISABLED))
+
+
+@dataclass
+class VideoCallback(Callback):
+    """Films one episode every so many steps."""
+
+    transient: ClassVar[tuple[str, ...]] = ("make_evaluator", "seed", "deterministic")
+    make_evaluator: Callable[[str], Evaluator]
+    """An evaluator whose environment records, given the prefix of its files."""
+    every: Every
+    seed: int = 0
+    deterministic: bool = True
+
+    def on_start(self, run: RunView) -> None:
+        """See `Callback.on_start`."""
+        require_video()
+
+    def on_iteration(self, run: RunView) -> None:
+        """See `Callback.on_iteration`."""
+        if not self.every.due(run.env_steps):
+            return
+        evaluator = self.make_evaluator(f"step-{run.env_steps}")
+        try:
+            seed = draw_seed(random_stream(self.seed, "video", self.every.last))
+            evaluator.evaluate(run.policy, 1, deterministic=self.deterministic, seed=seed)
+        finally:
+            evaluator.close()

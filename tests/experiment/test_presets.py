@@ -1,0 +1,133 @@
+"""Presets: one tree, found by what they are for, saying only what differs from the defaults."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_training.algorithms.registry import registry
+from rl_training.contracts.errors import ConfigError
+from rl_training.experiment.config import Layer, TrainConfig, resolve
+from rl_training.experiment.presets import find_preset, get_preset, presets, resolve_with_preset
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = sorted(presets())
+
+PROMISED = [
+    ("ppo", "CartPole-v1", {}),
+    ("ppo", "Pendulum-v1", {}),
+    ("ppo", "LunarLander-v3", {}),
+    ("ppo", "LunarLander-v3", {"continuous": True}),
+    ("ppo", "Acrobot-v1", {}),
+    ("ppo", "MountainCarContinuous-v0", {}),
+    ("ppo", "BipedalWalker-v3", {}),
+    ("ppo", "HalfCheetah-v5", {}),
+    ("ppo", "Hopper-v5", {}),
+    ("ppo", "InvertedPendulum-v5", {}),
+    ("a2c", "CartPole-v1", {}),
+]
+
+
+def leaves(data: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Values by their place; schedules and environment arguments are values."""
+    section = isinstance(data, dict) and "schedule" not in data and path[-1:] != ("env_kwargs",)
+    if not section:
+        return {path: data}
+    return {place: value for key, item in data.items() for place, value in leaves(item, (*path, key)).items()}
+
+
+@pytest.mark.parametrize(("algo", "env_id", "kwargs"), PROMISED)
+def test_what_was_promised_is_there(algo: str, env_id: str, kwargs: dict[str, Any]) -> None:
+    preset = find_preset(algo, env_id, kwargs)
+    assert preset is not None
+    assert (preset.algo, preset.env_id, preset.env_kwargs) == (algo, env_id, kwargs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_loads_and_is_named_by_its_algorithm(name: str) -> None:
+    preset = get_preset(name)
+    config = resolve([preset.layer()])
+    assert config.algo == preset.algo == name.split("/")[0]
+    assert config.env_id == preset.env_id
+    assert config.total_timesteps == preset.total_timesteps
+    assert config.env_kwargs == preset.env_kwargs
+    assert re.fullmatch(r"[a-z0-9]+/[a-z0-9-]+", name), "named for people"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_states_differences_only(name: str) -> None:
+    preset = get_preset(name)
+    default = leaves(TrainConfig(algo=preset.algo, env_id=preset.env_id).to_dict())
+    resolved = leaves(resolve([preset.layer()]).to_dict())
+    said = set(leaves(preset.data)) - {("algo",), ("env_id",)}
+    assert said <= set(resolved)
+    repeated = [" > ".join(place) for place in sorted(said) if place in default and resolved[place] == default[place]]
+    assert not repeated, f"{name} repeats defaults: {', '.join(repeated)}"
+
+
+def test_a_repeated_default_would_be_found() -> None:
+    """The walk above sees into sections and takes schedules as one value."""
+    data = {"seed": 0, "algorithm": {"gamma": 0.99, "network": {"shared": True}, "clip_coef": {"schedule": "linear"}}}
+    assert leaves(data) == {
+        ("seed",): 0,
+        ("algorithm", "gamma"): 0.99,
+        ("algorithm", "network", "shared"): True,
+        ("algorithm", "clip_coef"): {"schedule": "linear"},
+    }
+
+
+def test_no_two_presets_are_for_the_same_thing() -> None:
+    keys = [(preset.algo, preset.env_id, repr(sorted(preset.env_kwargs.items()))) for preset in presets().values()]
+    assert len(keys) == len(set(keys))
+
+
+def test_found_by_environment_and_arguments() -> None:
+    """LunarLander's two action spaces share one id."""
+    discrete = find_preset("ppo", "LunarLander-v3")
+    continuous = find_preset("ppo", "LunarLander-v3", {"continuous": True})
+    assert discrete is not None
+    assert continuous is not None
+    assert discrete.path != continuous.path
+    assert "continuous" not in discrete.env_kwargs
+    assert continuous.env_kwargs == {"continuous": True}
+    assert find_preset("ppo", "LunarLander-v3", {"continuous": True, "gravity": -5.0}) is None
+    assert find_preset("ppo", "NoSuchThing-v0") is None
+    assert find_preset("a2c", "InvertedPendulum-v4") is None
+
+
+def test_layers_say_which_preset_lies_underneath() -> None:
+    base = {"algo": "ppo", "env_id": "LunarLander-v3"}
+    _, discrete = resolve_with_preset([Layer(base, "file")])
+    config, continuous = resolve_with_preset(
+        [Layer(base, "file"), Layer({"env_kwargs": {"continuous": True}}, "command line")]
+    )
+    assert discrete == find_preset("ppo", "LunarLander-v3")
+    assert continuous == find_preset("ppo", "LunarLander-v3", {"continuous": True})
+    assert config.env_kwargs == {"continuous": True}
+    config, none = resolve_with_preset([Layer({"algo": "ppo", "env_id": "NoSuchThing-v0"}, "file")])
+    assert none is None
+    assert config == TrainConfig(algo="ppo", env_id="NoSuchThing-v0")
+
+
+def test_a_wrong_name_gets_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'ppo/cartpole'"):
+        get_preset("ppo/cartpol")
+    assert get_preset("ppo/cartpole").env_id == "CartPole-v1"
+
+
+def test_configs_at_the_root_leads_to_the_same_files() -> None:
+    configs = ROOT / "configs"
+    found = sorted(configs.glob("*/*.yaml"))
+    assert sorted(f"{path.parent.name}/{path.stem}" for path in found) == NAMES
+    for path in found:
+        preset = get_preset(f"{path.parent.name}/{path.stem}")
+        assert os.path.samefile(path, preset.path)
+
+
+def test_there_is_a_preset_for_every_core_algorithm() -> None:
+    core = {name for name, spec in registry().items() if spec.layer == "core"}
+    assert core <= {preset.algo for preset in presets().values()}

@@ -1,0 +1,127 @@
+"""Kill runs and resume them, and compare what they end with, bit for bit, with the run that was never stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_training.experiment.checkpointing import checkpoints_of, load_checkpoint
+from rl_training.experiment.logging import read_metrics
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def command(*args: Any) -> list[str]:
+    """The command line as a new process."""
+    return [sys.executable, "-m", "rl_training.cli", *map(str, args)]
+
+
+def run_through(*args: Any) -> Path:
+    """Train or resume to the end; the run directory."""
+    done = subprocess.run(command(*args, "--quiet"), env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return _run_dir(done.stdout)
+
+
+def _run_dir(text: str) -> Path:
+    return Path(next(line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("run directory")))
+
+
+def only_run(output_dir: Path) -> Path:
+    """The one run below a directory."""
+    (run,) = [path for path in output_dir.iterdir() if path.is_dir()]
+    return run
+
+
+def kill_at(args: list[Any], output_dir: Path, delay: float, number: int = signal.SIGKILL) -> bool:
+    """Start a run, wait for its first checkpoint, then so many seconds more, and send a signal; whether it hit."""
+    process = subprocess.Popen(
+        command(*args, "--quiet"), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        runs = list(output_dir.iterdir()) if output_dir.exists() else []
+        if runs and checkpoints_of(runs[0]):
+            break
+        time.sleep(0.005)
+    time.sleep(delay)
+    hit = process.poll() is None
+    if hit:
+        process.send_signal(number)
+    process.communicate(timeout=120)
+    return hit
+
+
+def kill_and_resume(args: list[Any], output_dir: Path, delays: list[float]) -> tuple[Path, int]:
+    """A run that is killed again and again, and finally let through; how many of the kills hit."""
+    hits = int(kill_at([*args, "--output-dir", output_dir], output_dir, delays[0]))
+    run = only_run(output_dir)
+    for delay in delays[1:]:
+        if _is_finished(run):
+            break
+        hits += int(kill_at(["resume", run], output_dir, delay))
+    if not _is_finished(run):
+        run_through("resume", run)
+    return run, hits
+
+
+def _is_finished(run: Path) -> bool:
+    return bool(json.loads((run / "metadata.json").read_text())["status"] == "finished")
+
+
+def differences(run: Path, other: Path) -> list[str]:
+    """Every entry of the last checkpoint, the metrics and the evaluations in which two runs differ; timings aside."""
+    state, other_state = (_flat(load_checkpoint(checkpoints_of(path)[-1]).state) for path in (run, other))
+    found = [f"state {name}" for name in state.keys() | other_state.keys() if not _same(state, other_state, name)]
+    if _metrics(run) != _metrics(other):
+        found.append("metrics.jsonl")
+    if _events(run) != _events(other):
+        found.append("tensorboard")
+    if (run / "evaluations.json").read_text() != (other / "evaluations.json").read_text():
+        found.append("evaluations.json")
+    return found
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    if isinstance(value, (dict, list)) and value:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {key: leaf for k, item in items for key, leaf in _flat(item, f"{name}/{k}").items()}
+    return {name: value}
+
+
+def _same(state: dict[str, Any], other: dict[str, Any], name: str) -> bool:
+    if name not in state or name not in other:
+        return False
+    a, b = state[name], other[name]
+    if hasattr(a, "shape"):
+        return bool(np.asarray(a).tobytes() == np.asarray(b).tobytes())
+    return bool(a == b)
+
+
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    lines = read_metrics(run / "metrics.jsonl")
+    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
+
+
+def _events(run: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    names = [name for name in events.Tags()["scalars"] if not name.startswith("time/")]
+    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in names}
+
+
+def random_delays(seed: int, count: int, longest: float) -> list[float]:
+    """Moments to kill at, different for each seed."""
+    rng = random.Random(seed)
+    return [rng.uniform(0.0, longest) for _ in range(count)]
