@@ -12,15 +12,6 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from tests.envs.scripted import (
-    SCRIPTS,
-    ScriptedEnv,
-    Transition,
-    expected_transitions,
-    make_scripted,
-    places,
-    scripted_action,
-)
 
 from rl_training.contracts.algorithm import ActOutput
 from rl_training.contracts.batches import AnyArray, ArrayObservation, Observation, Step
@@ -32,6 +23,15 @@ from rl_training.envs.actions import ActionMap
 from rl_training.envs.factory import AnyVectorEnv
 from rl_training.envs.vector import AutoresetAdapter
 from rl_training.runtime.collector import Collector
+from tests.envs.scripted import (
+    SCRIPTS,
+    ScriptedEnv,
+    Transition,
+    expected_transitions,
+    make_scripted,
+    places,
+    scripted_action,
+)
 
 MODES = list(AutoresetMode)
 NUM_STEPS = 30

@@ -22,11 +22,8 @@ from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoin
 
 CLASSIC = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0"]
 TOY = ["FrozenLake-v1", "Taxi-v4", "CliffWalking-v1", "Blackjack-v1"]
-MUJOCO = [
-    f"{name}-v5"
-    for name in ("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum")
-    + ("InvertedPendulum", "Pusher", "Reacher", "Swimmer", "Walker2d")
-]
+WALKERS = ("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "Swimmer", "Walker2d")
+MUJOCO = [f"{name}-v5" for name in (*WALKERS, "InvertedDoublePendulum", "InvertedPendulum", "Pusher", "Reacher")]
 WRAPPED = {
     "frame stack": lambda env: gym.wrappers.FrameStackObservation(env, 4),
     "normalisation": lambda env: gym.wrappers.NormalizeReward(gym.wrappers.NormalizeObservation(env)),

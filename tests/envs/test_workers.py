@@ -55,12 +55,17 @@ def run(fault, timeout=60.0):
     pids = [process.pid for process in env.processes]
     try:
         with pytest.raises(EnvError) as error:
-            env.reset(seed=0)
-            for _ in range(10):
-                env.step(np.zeros(2, np.int64))
+            play(env)
     finally:
         env.close()
     return str(error.value), pids
+
+
+def play(env):
+    """Ten steps, if it comes to that."""
+    env.reset(seed=0)
+    for _ in range(10):
+        env.step(np.zeros(2, np.int64))
 
 
 @pytest.mark.parametrize(

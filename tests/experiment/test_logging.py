@@ -140,10 +140,10 @@ def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_tensorboard_events_can_be_read(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path)
-    logger.log(10, {"loss/policy": 0.5, "loss/value": math.nan, "global_step": 10})
-    logger.log(20, {"loss/policy": 0.25, "loss/value": 2.0})
+    logger.log(10, {"loss/policy": 0.5, "loss/critic": math.nan, "global_step": 10})
+    logger.log(20, {"loss/policy": 0.25, "loss/critic": 2.0})
     logger.close()
-    assert scalars(tmp_path) == {"loss/policy": [(10, 0.5), (20, 0.25)], "loss/value": [(20, 2.0)]}
+    assert scalars(tmp_path) == {"loss/policy": [(10, 0.5), (20, 0.25)], "loss/critic": [(20, 2.0)]}
 
 
 # Weights & Biases
@@ -317,7 +317,7 @@ class Succeeds(gym.Env[Any, Any]):
         return np.zeros(1, np.float32), 0.5, ended, False, {"is_success": self.episodes % 2 == 0} if ended else {}
 
 
-LOSSES = {"loss/policy", "loss/value", "loss/total"}
+LOSSES = {"loss/policy", "loss/critic", "loss/total"}
 EPISODES = {"rollout/return_mean", "rollout/length_mean"}
 TIMES = {"time/env_steps_per_second", "time/env_fraction", "time/policy_fraction", "time/update_fraction"}
 COMMON = {

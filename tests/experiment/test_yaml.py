@@ -104,8 +104,22 @@ def test_a_duplicate_key_is_reported_with_its_line() -> None:
         parse_yaml("a: 1\nb: 2\na: 3\n", "my.yaml")
 
 
-def test_merge_keys_work_and_may_be_overridden() -> None:
-    assert parse_yaml("base: &b {x: 1, y: 2}\nhere: {<<: *b, y: 3}", "test")["here"] == {"x": 1, "y": 3}
+@pytest.mark.parametrize("text", ["a: &x [1]\nb: *x", "base: &b {x: 1}\nhere: {<<: *b}", "&a [*a]"])
+def test_aliases_are_refused_with_their_line(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"my\.yaml: .*alias.*write the value out at line \d"):
+        parse_yaml(text, "my.yaml")
+
+
+def test_nesting_has_a_limit() -> None:
+    assert parse_yaml("[" * 40 + "]" * 40, "my.yaml")
+    with pytest.raises(ConfigError, match=r"my\.yaml: .*nested more than 50 deep"):
+        parse_yaml("[" * 60 + "]" * 60, "my.yaml")
+
+
+@pytest.mark.parametrize("tag", ["binary", "timestamp", "set", "omap", "pairs", "merge"])
+def test_only_plain_data_has_tags(tag: str) -> None:
+    with pytest.raises(ConfigError, match="could not determine a constructor"):
+        parse_yaml(f"a: !!{tag} x", "my.yaml")
 
 
 @pytest.mark.parametrize(

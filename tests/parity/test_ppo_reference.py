@@ -14,8 +14,8 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 import torch
-from examples import ppo_cartpole_reference as reference
 
+from examples import ppo_cartpole_reference as reference
 from rl_training import PPO, Linear
 from rl_training.data.rollout_buffer import RolloutBuffer
 
@@ -29,7 +29,7 @@ ROLLOUT = {"rtol": 1e-5, "atol": 1e-5}
 METRICS = {
     "loss": "loss/total",
     "policy_loss": "loss/policy",
-    "value_loss": "loss/value",
+    "value_loss": "loss/critic",
     "entropy": "policy/entropy",
     "approx_kl": "policy/approx_kl",
     "clip_fraction": "policy/clip_fraction",

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -14,9 +14,9 @@ from rl_training.runtime.callbacks import (
     EvaluationCallback,
     Every,
     FunctionCallback,
+    StopAfterSeconds,
     StopOnNoImprovement,
     StopOnReward,
-    TimeLimit,
     as_callbacks,
 )
 
@@ -95,7 +95,7 @@ def clock(monkeypatch):
 
 
 def test_time_limit(clock):
-    run, callback = FakeRun(), TimeLimit(60.0)
+    run, callback = FakeRun(), StopAfterSeconds(60.0)
     callback.on_start(run)
     clock.now += 59
     callback.on_iteration(run)
@@ -106,11 +106,11 @@ def test_time_limit(clock):
 
 
 def test_time_limit_counts_over_resumes_but_not_between_them(clock):
-    callback = TimeLimit(60.0)
+    callback = StopAfterSeconds(60.0)
     callback.on_start(FakeRun())
     clock.now += 40
     callback.on_iteration(FakeRun())
-    run, resumed = FakeRun(), TimeLimit(60.0)
+    run, resumed = FakeRun(), StopAfterSeconds(60.0)
     resumed.load_state_dict(callback.state_dict())
     clock.now += 10_000
     resumed.on_start(run)
@@ -173,7 +173,15 @@ def test_every_remembers():
     resumed.load_state_dict(every.state_dict())
     assert not resumed.due(299)
     assert resumed.due(300)
-    assert every.state_dict() == {"last": 2}
+    assert every.state_dict() == {"last": 250}
+
+
+def test_every_goes_on_with_another_period():
+    # a resumed run may evaluate less often than before: it must not wait until it has caught up in periods
+    before, after = Every(100), Every(1_000)
+    assert before.due(2_050)
+    after.load_state_dict(before.state_dict())
+    assert [step for step in range(2_100, 5_100, 100) if after.due(step)] == [3_000, 4_000, 5_000]
 
 
 # Evaluation during training
@@ -212,11 +220,10 @@ def test_evaluations_are_made_when_due_and_reported():
 class Diary(Callback):
     """Writes down what it is told; `events` is shared, so the order over callbacks shows."""
 
-    transient = ("name", "events", "fail_at")
     name: str
     events: list
     fail_at: str | None = None
-    iterations: int = 0
+    iterations: int = field(default=0, init=False)
 
     def note(self, event):
         self.events.append(f"{self.name}.{event}")
@@ -304,12 +311,22 @@ def test_what_a_callback_sees():
     assert seen[1][3] == 2 * seen[0][3] > 0
 
 
-def test_callbacks_keep_their_state_between_calls_of_learn():
+def test_a_new_callback_begins_anew_and_the_same_one_goes_on():
     agent = PPO("CartPole-v1", eval_every=0, **SMALL)
-    agent.learn(64, callback=[Diary("a", []), Diary("b", [])], progress=False)
-    first, second = Diary("a", []), Diary("b", [], iterations=100)
-    agent.learn(64, callback=[first, second], progress=False)
-    assert (first.iterations, second.iterations) == (4, 4)
+    same = Diary("a", [])
+    agent.learn(64, callback=[same, Diary("b", [])], progress=False)
+    new = Diary("b", [])
+    agent.learn(64, callback=[same, new], progress=False)
+    assert (same.iterations, new.iterations) == (4, 2)
+
+
+def test_callbacks_get_what_they_remembered_from_a_checkpoint_but_keep_their_settings(tmp_path):
+    agent = PPO("CartPole-v1", eval_every=0, **SMALL)
+    agent.learn(64, callback=Diary("a", []), progress=False)
+    agent.save(tmp_path / "agent")
+    resumed = Diary("b", [])
+    PPO.load(tmp_path / "agent").learn(64, callback=resumed, progress=False)
+    assert (resumed.iterations, resumed.name) == (4, "b")
 
 
 def test_settings_end_runs():

@@ -49,6 +49,7 @@ class A2CAlgorithm(ActorCriticAlgorithm[A2CConfig]):
         advantages = normalize(data.advantages) if config.normalize_advantage else data.advantages
         learning_rate = value_of(config.learning_rate, progress.fraction)
 
+        self.policy.train()
         logprobs, entropies, values = self.policy.evaluate_actions(data.obs, data.actions)
         policy_loss = -(advantages * logprobs).mean()
         critic_loss = value_loss(values, data.returns)
@@ -56,10 +57,11 @@ class A2CAlgorithm(ActorCriticAlgorithm[A2CConfig]):
         loss = policy_loss + config.vf_coef * critic_loss - config.ent_coef * entropy
 
         norm = self.store.step(loss, learning_rate=learning_rate, max_grad_norm=config.max_grad_norm)
+        self.policy.eval()
         return UpdateResult(
             metrics={
                 "loss/policy": policy_loss.detach(),
-                "loss/value": critic_loss.detach(),
+                "loss/critic": critic_loss.detach(),
                 "loss/total": loss.detach(),
                 "policy/entropy": entropy.detach(),
                 "value/explained_variance": explained_variance(data.values, data.returns),

@@ -50,8 +50,9 @@ class ActorCriticAlgorithm(Algorithm[ActorCriticConfigT], Generic[ActorCriticCon
     ) -> None:
         super().__init__(config, spec, device, rng)
         with torch.random.fork_rng(devices=[]):  # initial weights come from our stream, not from the global one
-            torch.manual_seed(int(rng.integers(2**63)))
+            torch.default_generator.manual_seed(int(rng.integers(2**63)))
             self.policy = ActorCriticPolicy(spec, config.network, config.box_actions).to(device)
+        self.policy.eval()  # training mode lasts only as long as an update
         self.store = ParameterStore(self.policy, config.optimizer)
 
     def estimate_returns(self, rollout: RolloutBuffer) -> None:

@@ -98,6 +98,7 @@ class PPOAlgorithm(ActorCriticAlgorithm[PPOConfig]):
         config = self.config
         self.estimate_returns(batch)
         data = batch.flatten(self.device)
+        self.policy.train()
         learning_rate = value_of(config.learning_rate, progress.fraction)
         clip_coef = value_of(config.clip_coef, progress.fraction)
         steps: list[dict[str, Tensor]] = []
@@ -107,10 +108,11 @@ class PPOAlgorithm(ActorCriticAlgorithm[PPOConfig]):
                 steps.append(self._gradient_step(data.rows(index), learning_rate, clip_coef))
             if config.target_kl is not None and self._mean(steps[epoch_start:], "approx_kl") > config.target_kl:
                 break
+        self.policy.eval()
         return UpdateResult(
             metrics={
                 "loss/policy": self._mean(steps, "policy_loss"),
-                "loss/value": self._mean(steps, "value_loss"),
+                "loss/critic": self._mean(steps, "value_loss"),
                 "loss/total": self._mean(steps, "loss"),
                 "policy/entropy": self._mean(steps, "entropy_loss"),
                 "policy/approx_kl": steps[-1]["approx_kl"],

@@ -20,12 +20,12 @@ from rl_training.contracts.batches import ArrayObservation, EvaluationResult
 from rl_training.contracts.errors import CheckpointError, ConfigError, DataError
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.envs.factory import EnvLike, describe_env
-from rl_training.experiment.build import Experiment, build_experiment
+from rl_training.experiment.build import Experiment, build_experiment, using_threads
 from rl_training.experiment.config import Layer, TrainConfig, resolve
 from rl_training.experiment.lock import run_lock
 from rl_training.experiment.metadata import collect_metadata
 from rl_training.experiment.presets import find_preset, presets
-from rl_training.experiment.restoring import load_experiment
+from rl_training.experiment.restoring import initialize, load_experiment
 from rl_training.experiment.runs import RunDirectory
 from rl_training.experiment.schema import unknown_key
 from rl_training.experiment.session import (
@@ -67,6 +67,8 @@ class Agent:
             given = None if isinstance(env, str) else env
             config = resolve([Layer(_layer(self.algo, env, settings), type(self).__name__)])
         self._experiment = build_experiment(config, given, eval_env)
+        if config.init_from is not None:
+            initialize(self._experiment, config.init_from)
         self._rng = random_stream(config.seed, "predict")
 
     @classmethod
@@ -88,7 +90,7 @@ class Agent:
         if preset is None or preset.algo != cls.algo:
             known = ", ".join(sorted(p.env_id for p in presets().values() if p.algo == cls.algo))
             raise ConfigError(f"there is no {cls.algo} preset for '{env}'. There are presets for: {known}")
-        layer = Layer(_layer(cls.algo, preset.env_id, settings), cls.__name__)
+        layer = Layer(split_settings(cls.algo, settings), cls.__name__)
         return cls(resolve([preset.layer(), layer]), eval_env=eval_env)
 
     @classmethod
@@ -194,7 +196,8 @@ class Agent:
             raise ConfigError(f"num_episodes: must be at least 1, got {num_episodes}")
         if seed is None:
             seed = draw_seed(random_stream(self.config.seed, "evaluate"))
-        return evaluator.evaluate(self.policy, num_episodes, deterministic=deterministic, seed=seed)
+        with using_threads(self.config.num_threads):
+            return evaluator.evaluate(self.policy, num_episodes, deterministic=deterministic, seed=seed)
 
     def save(self, path: str | Path) -> Path:
         """Write the agent (all of its state, and its metadata) as a checkpoint directory."""
@@ -256,12 +259,15 @@ def _as_batch(obs: Any, space: spaces.Space[Any]) -> tuple[ArrayObservation, boo
         if len(singles) != 1:
             raise DataError("some entries of the observation are single and some are batches")
         return {key: array for key, (array, _) in parts.items()}, singles.pop()  # type: ignore[misc]
-    array = np.asarray(obs, dtype=space.dtype)
+    raw = np.asarray(obs)
+    array = np.array(raw, dtype=space.dtype, order="C")
+    if array.dtype.kind in "iub" and not np.array_equal(array, raw):
+        raise DataError(f"the observation does not fit {space}: it has values that {array.dtype} cannot hold")
     shape = tuple(space.shape or ())
     if array.shape == shape:
         return array[None], True
     if array.shape[1:] == shape and array.ndim == len(shape) + 1:
-        return np.ascontiguousarray(array), False
+        return array, False
     raise DataError(f"expected an observation of shape {shape} or a batch of them, got shape {array.shape}")
 
 

@@ -44,7 +44,14 @@ def load_config(path: str | Path, *, trust: bool = False) -> TrainConfig:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return the exit code: 0 done, 1 the run failed, 2 the request cannot work."""
-    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    except BrokenPipeError:  # `| head` has seen enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - nothing more to say when the interpreter flushes
+        return FAILURE
+
+
+def _main(args: list[str]) -> int:
     debug = "--debug" in args
     args = [arg for arg in args if arg != "--debug"]
     if not args or args[0] in ("-h", "--help"):
@@ -74,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        return FAILURE
+        raise
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"(in {where.filename}, line {where.lineno}). Add --debug for the traceback."

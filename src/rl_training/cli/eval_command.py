@@ -12,6 +12,7 @@ from rl_training.api.agent import load
 from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
+from rl_training.experiment.files import refuse_links
 
 
 @documented
@@ -61,4 +62,7 @@ def run(args: list[str]) -> int:
 
 def _video_dir(path: Path) -> Path:
     """A run's own `videos`; for a checkpoint, a directory beside it (a checkpoint is never written into)."""
-    return path / "videos" if (path / "config.yaml").exists() else path.parent / f"{path.name}-videos"
+    if not (path / "config.yaml").exists():
+        return path.parent / f"{path.name}-videos"
+    refuse_links([path / "videos"], within=path)
+    return path / "videos"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rl_training.cli import parsing
 from rl_training.cli.train_command import report
-from rl_training.contracts.errors import CheckpointError, ConfigError
+from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, read_config
 from rl_training.experiment.restoring import MAY_CHANGE
-from rl_training.experiment.runs import CONFIG
+from rl_training.experiment.runs import CONFIG, RunDirectory
 from rl_training.experiment.session import resume
 
 DESCRIPTION = f"""Continue a run from its newest good checkpoint.
@@ -34,8 +34,7 @@ def run(args: list[str]) -> int:
     if not options or options[0].startswith("-"):
         raise ConfigError("say which run to go on with: `rl-training resume runs/<run>`; `rl-training runs` lists them")
     path, options = Path(options[0]), options[1:]
-    if not (path / CONFIG).is_file():
-        raise CheckpointError(f"{path} is not a run directory: it has no {CONFIG}")
+    RunDirectory(path).require()
     base = read_config(path / CONFIG, trust=known.trust)
     config = parsing.parse(TrainConfig, options, prog="rl-training resume", description=DESCRIPTION, default=base)
     names = [field.name for field in dataclasses.fields(TrainConfig)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rl_training.cli import parsing
@@ -27,22 +29,22 @@ class RunsArgs:
 def run(args: list[str]) -> int:
     """See the module."""
     options = parsing.parse(RunsArgs, args, prog="rl-training runs", description="List the runs in a directory.")
-    if not options.path.is_dir():
+    if not os.path.isdir(options.path):
         raise ConfigError(f"'{options.path}' is not a directory; runs are written to --output-dir, by default ./runs")
     table = Table("run", "status", "steps", "best return", "resume", box=None)
     found = find_runs(options.path)
     for entry in found:
         try:
-            data, status, best = entry.metadata(), entry.status(), entry.best_return()
+            data, status, steps, best = entry.metadata(), entry.status(), entry.env_steps(), entry.best_return()
         except RLTrainingError:
-            table.add_row(entry.path.name, "damaged", "", "", "")
+            table.add_row(_shown(entry.path.name), "damaged", "", "", "")
             continue
         table.add_row(
-            entry.path.name,
-            status,
-            f"{entry.env_steps():,}",
+            _shown(entry.path.name),
+            _shown(status),
+            f"{steps:,}",
             "-" if best is None else f"{best:.2f}",
-            str(data.get("resume_grade", "-")),
+            _shown(data.get("resume_grade", "-")),
         )
     console = Console()
     if console.is_terminal:
@@ -52,3 +54,8 @@ def run(args: list[str]) -> int:
     if not found:
         print(f"no runs in {options.path}")
     return 0
+
+
+def _shown(value: object) -> str:
+    """What a file says, as text: neither markup nor control characters."""
+    return escape("".join(character for character in str(value) if character.isprintable()))

@@ -63,19 +63,6 @@ class Step(NamedTuple):
     final_policy_obs: ArrayObservation | None
 
 
-class TransitionBatch(NamedTuple):
-    """A batch [B] of transitions. `discount` is 0 at termination and gamma**k otherwise; there is no `done`."""
-
-    obs: Observation
-    action: Tensor
-    reward: Tensor
-    discount: Tensor
-    next_obs: Observation
-    weight: Tensor
-    indices: Tensor
-    extras: Mapping[str, Tensor]
-
-
 class RolloutBatch(NamedTuple):
     """Valid rows [B] of a rollout, flattened over time and environments, ready for minibatches."""
 

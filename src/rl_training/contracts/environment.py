@@ -66,15 +66,3 @@ class ActionMapping(Protocol):
     def to_env(self, action: AnyArray) -> AnyArray:
         """Actions [N, ...] as the environment expects them."""
         ...
-
-
-class ObservationMapping(Protocol):
-    """From raw observations to what the policy sees, with statistics that only the collector updates."""
-
-    def update(self, obs: ArrayObservation) -> None:
-        """Take a batch of observations into the statistics."""
-        ...
-
-    def __call__(self, obs: ArrayObservation) -> ArrayObservation:
-        """What the policy sees."""
-        ...

@@ -13,8 +13,10 @@ in `transient`.
 from __future__ import annotations
 
 import dataclasses
+import types
+import typing
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,6 +26,8 @@ from torch import nn
 from rl_training.contracts.errors import CheckpointError
 
 PLAIN = (bool, int, float, str, type(None))
+MAX_NUMBER = 2**63
+"""No counter is larger."""
 
 
 class Stateful:
@@ -40,22 +44,28 @@ class Stateful:
     transient: ClassVar[tuple[str, ...]] = ()
     """Attributes that are scratch space: rebuilt or overwritten before they are read after a restore."""
 
+    def keeps(self, field: dataclasses.Field[Any]) -> bool:
+        """Whether a dataclass field is state; by default each is."""
+        return True
+
     def state_dict(self) -> dict[str, Any]:
         """State as nested dicts of tensors, arrays and plain values. Tensors are not copied."""
         return {name: _capture(value) for name, value in _state_items(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave. Unknown or missing entries raise `CheckpointError`."""
-        items = dict(_state_items(self))
-        check_keys(type(self).__name__, items.keys(), state.keys())
+        """Restore what `state_dict` gave. Unknown, missing or mistyped entries raise `CheckpointError`."""
+        items, hints = dict(_state_items(self)), _hints(type(self))
+        check_keys(type(self).__name__, items.keys(), state)
         for name, value in items.items():
-            restored = _restore(f"{type(self).__name__}.{name}", value, state[name])
+            restored = _restore(f"{type(self).__name__}.{name}", value, state[name], hints.get(name, Any))
             if restored is not value:
                 setattr(self, name, restored)
 
 
 def check_keys(owner: str, expected: Any, found: Any) -> None:
     """Refuse a state whose names are not exactly the expected ones."""
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"the saved state does not fit {owner}: it is no mapping but {found!r:.60}")
     missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if missing or unknown:
         differences = (("missing", missing), ("unknown", unknown))
@@ -66,7 +76,7 @@ def check_keys(owner: str, expected: Any, found: Any) -> None:
 def _state_items(owner: Stateful) -> Iterator[tuple[str, Any]]:
     if dataclasses.is_dataclass(owner):
         for field in dataclasses.fields(owner):
-            if field.name not in owner.transient:
+            if field.name not in owner.transient and owner.keeps(field):
                 yield field.name, getattr(owner, field.name)
         return
     for name, value in vars(owner).items():
@@ -75,6 +85,8 @@ def _state_items(owner: Stateful) -> Iterator[tuple[str, Any]]:
 
 
 def _is_state(value: Any) -> bool:
+    if isinstance(value, torch.optim.Optimizer):
+        raise TypeError("a bare optimizer is not saved: own it through a ParameterStore, which names its slots")
     if isinstance(value, (Stateful, nn.Module, np.random.Generator, torch.Generator, torch.Tensor, np.ndarray)):
         return True
     if isinstance(value, (list, tuple)):
@@ -106,13 +118,22 @@ def _capture(value: Any) -> Any:
     raise TypeError(f"cannot put a {type(value).__name__} into a checkpoint")
 
 
-def _restore(where: str, current: Any, saved: Any) -> Any:
+def check_tensor(where: str, expected: torch.Tensor, found: Any) -> None:
+    """Refuse what is not a tensor of the same shape and type."""
+    if not isinstance(found, torch.Tensor):
+        raise CheckpointError(f"{where} is a tensor, the checkpoint has {found!r:.60}")
+    _check_shape(where, tuple(expected.shape), tuple(found.shape))
+    if expected.dtype != found.dtype:
+        raise CheckpointError(f"{where} is of type {expected.dtype}, the checkpoint has {found.dtype}")
+
+
+def _restore(where: str, current: Any, saved: Any, hint: Any = Any) -> Any:
     """Restore in place where the object allows it; return the object or the new plain value."""
     if isinstance(current, Stateful):
         current.load_state_dict(saved)
     elif isinstance(current, nn.Module):
         own = current.state_dict()
-        check_keys(where, own.keys(), saved.keys())
+        check_keys(where, own.keys(), saved)
         with torch.no_grad():
             for name, tensor in own.items():
                 _restore(f"{where}.{name}", tensor, saved[name])
@@ -121,14 +142,14 @@ def _restore(where: str, current: Any, saved: Any) -> Any:
     elif isinstance(current, torch.Generator):
         current.set_state(torch.as_tensor(saved, dtype=torch.uint8).cpu())
     elif isinstance(current, torch.Tensor):
-        _check_shape(where, tuple(current.shape), tuple(saved.shape))
+        check_tensor(where, current, torch.from_numpy(saved) if isinstance(saved, np.ndarray) else saved)
         with torch.no_grad():
             current.copy_(torch.as_tensor(saved))
     elif isinstance(current, np.ndarray):
-        saved = saved.numpy() if isinstance(saved, torch.Tensor) else saved
-        _check_shape(where, current.shape, saved.shape)
-        np.copyto(current, saved)
+        check_tensor(where, torch.from_numpy(current), torch.as_tensor(saved))
+        np.copyto(current, np.asarray(saved))
     elif isinstance(current, deque):
+        _check_plain(where, hint, current, saved)
         current.clear()
         current.extend(saved)
     elif isinstance(current, (list, tuple)) and any(_is_state(item) for item in current):
@@ -139,14 +160,46 @@ def _restore(where: str, current: Any, saved: Any) -> Any:
             return current if all(a is b for a, b in zip(items, current, strict=True)) else tuple(items)
         current[:] = items
     elif isinstance(current, dict) and any(_is_state(item) for item in current.values()):
-        check_keys(where, current.keys(), saved.keys())
+        check_keys(where, current.keys(), saved)
         for key, item in current.items():
             current[key] = _restore(f"{where}[{key}]", item, saved[key])
-    elif isinstance(current, tuple) and isinstance(saved, list):
-        return tuple(saved)  # files know only lists
     else:
-        return saved
+        _check_plain(where, hint, current, saved)
+        return tuple(saved) if isinstance(current, tuple) and isinstance(saved, list) else saved  # files have no tuples
     return current
+
+
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    """What a dataclass says about the types of its fields."""
+    try:
+        return typing.get_type_hints(cls) if dataclasses.is_dataclass(cls) else {}
+    except NameError:  # names that only a type checker knows
+        return {}
+
+
+def _check_plain(where: str, hint: Any, current: Any, saved: Any) -> None:
+    if not _fits(hint, saved) and not (type(saved) is type(current) and _fits(type(saved), saved)):
+        expected = getattr(hint, "__name__", hint) if not typing.get_args(hint) else hint
+        raise CheckpointError(f"{where} is of type {expected}, the checkpoint has {saved!r:.60}")
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    """Whether plain data has the type that is asked for; what is not plain data is checked where it is restored."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(arg, value) for arg in args)
+    if hint is float:
+        return isinstance(value, float) or (type(value) is int and abs(value) <= MAX_NUMBER)
+    if hint is int:
+        return type(value) is int and abs(value) <= MAX_NUMBER
+    if hint in (bool, str, type(None), dict, list):
+        return isinstance(value, hint)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(args[1], item) for item in value.values())
+    if origin in (list, tuple, deque) or hint in (tuple, deque):
+        item_hint = args[0] if args and (origin is not tuple or args[1:] == (...,)) else Any
+        return isinstance(value, (list, tuple)) and all(_fits(item_hint, item) for item in value)
+    return True
 
 
 def _check_shape(where: str, expected: tuple[int, ...], found: tuple[int, ...]) -> None:

@@ -164,8 +164,16 @@ def _set_level(level: Any, state: dict[str, Any]) -> None:
     for key, value in state.items():
         if key == "$mujoco":
             _set_mujoco(level, value)
+        elif not _is_settable(level, key):
+            raise CheckpointError(f"{_class_name(level)} has no state named '{key:.60}'")
         else:
             setattr(level, key, decode(value, getattr(level, key, None)))
+
+
+def _is_settable(level: Any, key: str) -> bool:
+    """Whether an attribute may hold state: no methods, properties or fixed parts, whatever a file says."""
+    own = key.isidentifier() and not key.startswith("__") and key not in CONSTANT and key not in RENDERING
+    return own and not (callable(found := getattr(type(level), key, None)) or isinstance(found, property))
 
 
 def _is_walked(level: Any) -> bool:

@@ -59,7 +59,15 @@ class WorkerVectorEnv(AsyncVectorEnv[Any, Any]):
 
     def restore_snapshots(self, snapshots: list[Any]) -> None:
         """Restore every environment."""
-        self.set_attr("snapshot", snapshots)
+
+        def send() -> None:
+            for pipe, snapshot in zip(self.parent_pipes, snapshots, strict=True):
+                pipe.send(("_setattr", ("snapshot", snapshot)))
+
+        def receive() -> None:
+            self._raise_if_errors([pipe.recv()[1] for pipe in self.parent_pipes])
+
+        self._ask(send, receive, "restore")
 
     def _ask(self, send: Callable[[], None], receive: Callable[[], T], doing: str) -> T:
         """Send a request to all workers and receive every answer, unless one dies or uses up its time."""

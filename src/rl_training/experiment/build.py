@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,10 @@ class Experiment:
 
     def _make_single_env(self, render_mode: str) -> gym.Env[Any, Any]:
         """One environment that renders; objects can only be filmed if they were made to be."""
-        if self.env is None:
+        chosen = self.eval_env if self.eval_env is not None else self.env
+        if chosen is None:
             return make_env(self.config.env_id, self.config.env_kwargs, self.config.wrappers, render_mode)
-        given = copy_env(self.eval_env if self.eval_env is not None else self.env)
+        given = copy_env(chosen)
         if isinstance(given, VectorEnv):
             raise EnvError("a vector environment cannot be rendered; give a single one with eval_env=...")
         env = given() if callable(given) else given
@@ -112,15 +114,16 @@ def build_experiment(config: TrainConfig, env: EnvLike | None = None, eval_env: 
     """Wire a run. Everything that can be wrong with spaces, extras and devices is found here, before any training."""
     if isinstance(env, str):
         config, env = config.replace(env_id=env), None
-    _check_given(config, env)
+    config = _fit(config, env)
     algorithm_spec = get_spec(config.algo)
     device = resolve_device(config.device)
     vector = make_vector_env(config, env=env, autoreset_mode=AutoresetMode.DISABLED)
     try:
         spec = EnvSpec(vector.single_observation_space, vector.single_action_space, config.env_id)
         check_action_space(algorithm_spec, spec)
-        torch.set_num_threads(config.num_threads)
-        algorithm = algorithm_spec.algorithm(config.algorithm, spec, device, random_stream(config.seed, "algorithm"))
+        rng = random_stream(config.seed, "algorithm")
+        with using_threads(config.num_threads):
+            algorithm = algorithm_spec.algorithm(config.algorithm, spec, device, rng)
         actions = ActionMap(spec.action_space, algorithm.policy.box_actions)
         collector = Collector(
             AutoresetAdapter(vector),
@@ -133,19 +136,36 @@ def build_experiment(config: TrainConfig, env: EnvLike | None = None, eval_env: 
         )
         trainer = TRAINERS[algorithm_spec.regimes[0]](config, spec, algorithm, collector)
     except BaseException:
-        vector.close()
+        if not isinstance(env, (gym.Env, VectorEnv)):
+            vector.close()
         raise
     return Experiment(config, spec, trainer, actions, device, env, eval_env)
 
 
-def _check_given(config: TrainConfig, env: EnvLike | None) -> None:
-    """Settings that make sense for an id, but not for the environment object that was given."""
+@contextmanager
+def using_threads(num_threads: int) -> Iterator[None]:
+    """Threads that torch uses inside one operation, as the config says; the caller's number is put back afterwards."""
+    before = torch.get_num_threads()
+    if before != num_threads:
+        torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        if before != num_threads:
+            torch.set_num_threads(before)
+
+
+def _fit(config: TrainConfig, env: EnvLike | None) -> TrainConfig:
+    """The config for the environment object that was given; settings that cannot apply to it are refused."""
     if isinstance(env, VectorEnv) and config.wrappers:
         raise ConfigError(
             "wrappers: a vector environment was given, and wrappers are for single ones; wrap it yourself"
         )
     if env is not None and not isinstance(env, VectorEnv) and config.vectorization == "native":
         raise ConfigError("vectorization: native needs an environment id or a ready vector environment")
+    if isinstance(env, (gym.Env, VectorEnv)):
+        return config.replace(num_envs=env.num_envs if isinstance(env, VectorEnv) else 1)
+    return config
 
 
 def _on_policy(config: TrainConfig, spec: EnvSpec, algorithm: Algorithm[Any], collector: Collector) -> Trainer:

@@ -13,7 +13,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from rl_training.contracts.batches import AnyArray, EvaluationResult
 from rl_training.contracts.errors import CheckpointError
-from rl_training.experiment.files import read_mapping, refuse_links, require_file, sync_directory, write_json
+from rl_training.experiment.files import read_mapping, refuse_links, require_file, sync_directory, sync_file, write_json
 from rl_training.runtime.callbacks import Callback, Every, RunView
 from rl_training.version import __version__
 
@@ -68,6 +68,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], config: dict[str, Any], m
         write_json(beside / STATE, tree)
         write_json(beside / CONFIG, config)
         write_json(beside / METADATA, metadata)
+        sync_file(beside / TENSORS)
         files = {name: {"sha256": _digest(beside / name), "size": (beside / name).stat().st_size} for name in _CONTENT}
         write_json(beside / MANIFEST, {"format": FORMAT_VERSION, "package": __version__, "files": files})
         sync_directory(beside)
@@ -193,9 +194,7 @@ def _as_array(tensor: Tensor, where: Path) -> AnyArray:
 
 def _digest(path: Path) -> str:
     with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        os.fsync(file.fileno())
-    return digest
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _verify(path: Path, entry: Any) -> None:
@@ -262,16 +261,16 @@ class CheckpointCallback(Callback):
     last one of a run fails, the run does.
     """
 
-    transient: ClassVar[tuple[str, ...]] = ("save", "directory", "keep", "keep_best", "improved", "saved_at")
+    transient: ClassVar[tuple[str, ...]] = ("improved", "saved_at")
     save: Callable[[Path], Path]
     """Writes a checkpoint to a path."""
     directory: Path
     every: Every
     keep: int = 3
     keep_best: bool = True
-    best: float | None = None
-    improved: bool = False
-    saved_at: int = -1
+    best: float | None = field(default=None, init=False)
+    improved: bool = field(default=False, init=False)
+    saved_at: int = field(default=-1, init=False)
 
     def on_evaluation(self, run: RunView, result: EvaluationResult) -> None:
         """See `Callback.on_evaluation`."""

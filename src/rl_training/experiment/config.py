@@ -160,6 +160,8 @@ def resolve(layers: Sequence[Layer], *, combinations: bool = True) -> TrainConfi
     problems += [f"{everywhere}: '{name}' is required" for name in ("algo", "env_id") if name not in origin]
     if "env_id" in merged and not origin["env_id"].trusted:
         problems += module_problems(merged["env_id"], origin["env_id"].source)
+    if "env_kwargs" in merged and not origin["env_kwargs"].trusted:
+        problems += path_problems(merged["env_kwargs"], f"{origin['env_kwargs'].source} > env_kwargs")
     config = object.__new__(TrainConfig)
     for field in dataclasses.fields(TrainConfig):
         setattr(config, field.name, merged.get(field.name, _default(field)))
@@ -219,6 +221,20 @@ def module_problems(env_id: str, source: str) -> list[str]:
     return [
         f"{source} > env_id: '{env_id}' would import the module '{module}', and files are not trusted to do that. "
         "Import it yourself first, name the environment on the command line, or add --trust (Python: trust=True)."
+    ]
+
+
+def path_problems(value: Any, where: str) -> list[str]:
+    """Neither may a file make an environment open another file: such paths too are accepted only from people."""
+    if isinstance(value, Mapping):
+        return [problem for key, item in value.items() for problem in path_problems(item, f"{where} > {key}")]
+    if isinstance(value, (list, tuple)):
+        return [problem for item in value for problem in path_problems(item, where)]
+    if not isinstance(value, str) or not (value.startswith(("/", "~", "./", "../")) or "/../" in value):
+        return []
+    return [
+        f"{where}: '{value}' is a path on this machine, and files are not trusted to name one. Name it on the command "
+        "line, or add --trust (Python: trust=True)."
     ]
 
 

@@ -31,6 +31,15 @@ def write_text(path: Path, text: str) -> None:
         raise CheckpointError(f"{path}: could not be written: {error.strerror}") from error
 
 
+def append_line(path: Path, text: str) -> None:
+    """Add a line to a file."""
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(text + "\n")
+    except OSError as error:
+        raise CheckpointError(f"{path}: could not be written: {error.strerror}") from error
+
+
 def write_json(path: Path, data: Any) -> None:
     """Replace a JSON file in one step."""
     write_text(path, json.dumps(data, indent=2) + "\n")
@@ -72,6 +81,12 @@ def refuse_links(paths: Iterable[Path], *, within: Path) -> None:
     for path in paths:
         if os.path.islink(path) and os.path.commonpath([home, os.path.realpath(path)]) != home:
             raise CheckpointError(f"{path}: is a link to outside of {within}, which is not followed")
+
+
+def sync_file(path: Path) -> None:
+    """Wait until a file that was written is on the disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:

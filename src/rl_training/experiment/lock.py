@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rl_training.contracts.errors import CheckpointError
+from rl_training.experiment.files import refuse_links
 
 LOCK = ".lock"
 _held: set[Path] = set()
@@ -27,12 +28,17 @@ def run_lock(run_dir: Path) -> Iterator[None]:
     path = (run_dir / LOCK).resolve()
     if path in _held:  # before opening: closing any handle of the file would release the lock
         raise CheckpointError(f"{run_dir} is being trained by this process; two cannot train one run")
-    with open(path, "a+", encoding="utf-8") as file:
+    try:
+        refuse_links([run_dir / LOCK], within=run_dir)
+        opened = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise CheckpointError(f"{run_dir / LOCK}: could not be written: {error.strerror}") from error
+    with opened as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             file.seek(0)
-            owner = file.read().strip() or "another process"
+            owner = file.read(200).strip() or "another process"
             raise CheckpointError(f"{run_dir} is being trained by {owner}; two cannot train one run") from error
         _held.add(path)
         try:

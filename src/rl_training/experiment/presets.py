@@ -12,6 +12,7 @@ from typing import Any
 
 from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.config import Layer, TrainConfig, resolve
+from rl_training.experiment.schema import convert_fields
 from rl_training.experiment.yaml_io import read_yaml
 
 
@@ -57,7 +58,18 @@ def presets() -> dict[str, Preset]:
     for path in sorted(root.glob("*/*.yaml")):
         name = f"{path.parent.name}/{path.stem}"
         found[name] = Preset(name, read_yaml(path), path)
+        _check(found[name])
     return found
+
+
+def _check(preset: Preset) -> None:
+    """A preset says what it is for; everything else in it is checked when it is used."""
+    problems = [f"{preset.path}: '{name}' is required" for name in ("algo", "env_id") if name not in preset.data]
+    names = ("algo", "env_id", "env_kwargs", "total_timesteps")
+    said = {name: preset.data[name] for name in names if name in preset.data}
+    convert_fields(TrainConfig, said, str(preset.path), problems)
+    if problems:
+        raise ConfigError(problems)
 
 
 def find_preset(algo: str, env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Preset | None:

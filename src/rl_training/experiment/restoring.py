@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-from gymnasium.vector import VectorEnv
+from gymnasium import spaces
 
-from rl_training.contracts.errors import CheckpointError, ConfigError
-from rl_training.contracts.state import Stateful
+from rl_training.contracts.batches import ArrayObservation
+from rl_training.contracts.errors import CheckpointError, ConfigError, RLTrainingError
+from rl_training.contracts.state import Stateful, check_keys
 from rl_training.envs.factory import EnvLike
 from rl_training.experiment.build import Experiment, build_experiment
-from rl_training.experiment.checkpointing import Checkpoint, find_checkpoint
+from rl_training.experiment.checkpointing import CONFIG, Checkpoint, find_checkpoint
 from rl_training.experiment.config import Layer, TrainConfig, resolve
 from rl_training.experiment.metadata import collect_metadata
 
@@ -35,8 +35,6 @@ def load_experiment(
     checkpoint = find_checkpoint(path)
     require_environment(checkpoint, env)
     config = config_of(checkpoint, trust=trust or env is not None)
-    if isinstance(env, (gym.Env, VectorEnv)):
-        config = config.replace(num_envs=env.num_envs if isinstance(env, VectorEnv) else 1)
     experiment = build_experiment(config, env, eval_env)
     try:
         restore(experiment, checkpoint, in_flight=env is None)
@@ -48,9 +46,7 @@ def load_experiment(
 
 def config_of(checkpoint: Checkpoint, *, trust: bool) -> TrainConfig:
     """The config that a checkpoint was written with."""
-    if not isinstance(checkpoint.config, Mapping):
-        raise CheckpointError(f"{checkpoint.path}: its config is not a mapping")
-    return resolve([Layer(checkpoint.config, str(checkpoint.path), trusted=trust)])
+    return resolve([Layer(checkpoint.config, str(checkpoint.path / CONFIG), trusted=trust)])
 
 
 def restore(experiment: Experiment, checkpoint: Checkpoint, *, in_flight: bool = True) -> None:
@@ -61,6 +57,24 @@ def restore(experiment: Experiment, checkpoint: Checkpoint, *, in_flight: bool =
         if not in_flight:
             state = {**state, "collector": {**state["collector"], "in_flight": None}}
         experiment.trainer.load_state_dict(state)
+        _check_observation(experiment.trainer.collector.obs, experiment)
+    experiment.trainer.restored_from = str(checkpoint.path)
+
+
+def _check_observation(obs: ArrayObservation | None, experiment: Experiment) -> None:
+    """The last observation is what the environment's space says, or there is none."""
+    space, num_envs = experiment.spec.observation_space, experiment.trainer.collector.env.num_envs
+    if obs is None:
+        return
+    if isinstance(space, spaces.Dict) or isinstance(obs, dict):
+        parts = space.spaces if isinstance(space, spaces.Dict) else {}
+        check_keys("the last observation", parts.keys(), obs)
+        pairs = [(part, obs[key]) for key, part in parts.items()]
+    else:
+        pairs = [(space, obs)]
+    for part, array in pairs:
+        if array.dtype.kind not in "biuf" or array.shape != (num_envs, *(part.shape or ())):
+            raise CheckpointError(f"the last observation is not one of {num_envs} times {part}")
 
 
 def initialize(experiment: Experiment, path: Path) -> None:
@@ -68,14 +82,16 @@ def initialize(experiment: Experiment, path: Path) -> None:
     checkpoint = find_checkpoint(path)
     collector = experiment.trainer.collector
     with _naming(checkpoint, "cannot be started from"):
-        saved, own = checkpoint.state["algorithm"], experiment.trainer.algorithm.state_dict()
-        weights = {name: part for name, part in own.items() if name == "policy"}
-        experiment.trainer.algorithm.load_state_dict({**own, **{name: saved[name] for name in weights}})
+        trained = checkpoint.state["collector"].get("obs_normalizer")
+        if (trained is None) != (collector.obs_normalizer is None):
+            raise ConfigError("its weights and this run must agree in normalize_obs")
+        own = experiment.trainer.algorithm.state_dict()
+        weights = checkpoint.state["algorithm"]["policy"]
+        experiment.trainer.algorithm.load_state_dict({**own, "policy": weights})
         for name in ("obs_normalizer", "reward_normalizer"):
-            part, trained = getattr(collector, name), checkpoint.state["collector"].get(name)
-            if isinstance(part, Stateful) and trained is not None:
-                moments = {key: trained[key] for key in trained if key == "moments"}
-                part.load_state_dict({**part.state_dict(), **moments})
+            part, saved = getattr(collector, name), checkpoint.state["collector"].get(name)
+            if isinstance(part, Stateful) and saved is not None:
+                part.load_state_dict({**part.state_dict(), "moments": saved["moments"]})
 
 
 class _naming:  # noqa: N801 - used like a function
@@ -88,15 +104,14 @@ class _naming:  # noqa: N801 - used like a function
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        expected = (CheckpointError, KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError)
-        if isinstance(error, expected):
-            reason = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, Exception):
+            reason = str(error) if isinstance(error, RLTrainingError) else f"{type(error).__name__}: {error}"
             raise CheckpointError(f"{self.text}: {reason}") from error
 
 
 def require_environment(checkpoint: Checkpoint, env: EnvLike | None) -> None:
     """Say why an environment that was an object cannot be made again from files."""
-    about = checkpoint.metadata.get("environment") if isinstance(checkpoint.metadata, Mapping) else None
+    about = checkpoint.metadata.get("environment")
     if env is None and isinstance(about, Mapping) and about.get("source") == "object":
         raise ConfigError(
             f"{checkpoint.path}: this agent was trained on an environment made in Python ({about.get('description')}), "

@@ -6,6 +6,7 @@ import os
 import socket
 import uuid
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,16 @@ from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import checkpoints_of, tidy_checkpoints
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.files import read_json, safe_name, write_json, write_text
+from rl_training.experiment.files import (
+    append_line,
+    read_json,
+    read_mapping,
+    refuse_links,
+    safe_name,
+    write_json,
+    write_text,
+)
+from rl_training.experiment.lock import LOCK
 from rl_training.experiment.logging import rewind_metrics
 from rl_training.experiment.metadata import collect_metadata, command_line, utc_now
 from rl_training.runtime.callbacks import Callback, RunView
@@ -36,8 +46,8 @@ def make_run_dir(cfg: TrainConfig) -> Path:
             except FileExistsError:
                 continue
             return path
-    except OSError as error:
-        raise ConfigError(f"output_dir: '{cfg.output_dir}' cannot be written to: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        raise ConfigError(f"output_dir: '{cfg.output_dir}' cannot be written to: {error}") from error
     raise ConfigError(f"output_dir: '{cfg.output_dir}' has too many runs named {name}")
 
 
@@ -51,14 +61,27 @@ class RunDirectory:
         """Make the directory, or refuse one with a run that is further than this many steps: it is another's."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"run_dir: '{self.path}' cannot be written to: {error.strerror}") from error
+            refuse_links(self._places(), within=self.path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"run_dir: '{self.path}' cannot be written to: {error}") from error
         newest = max((int(path.name[5:]) for path in checkpoints_of(self.path)), default=0)
         if newest > env_steps:
             raise ConfigError(
                 f"run_dir: '{self.path}' holds a run of {newest} steps, and this agent has {env_steps}. Continue that "
                 "one with resume(run_dir), or give a new directory."
             )
+
+    def _places(self) -> Iterator[Path]:
+        """Everything that is read or written in a run directory."""
+        for name in (CONFIG, METADATA, COMMAND, EVALUATIONS, METRICS, LOCK, "checkpoints", "tensorboard", "videos"):
+            yield self.path / name
+        yield from (self.path / "checkpoints").glob("*")
+
+    def require(self) -> None:
+        """Refuse a directory that is not a run's, or whose parts lie elsewhere."""
+        if not os.path.isfile(self.path / CONFIG):
+            raise CheckpointError(f"{self.path} is not a run directory: it has no {CONFIG}")
+        refuse_links(self._places(), within=self.path)
 
     def rewind(self, env_steps: int) -> None:
         """Drop what a run wrote beyond the checkpoint that it goes on from: it will write it again."""
@@ -73,11 +96,13 @@ class RunDirectory:
     def begin(self, config: TrainConfig, device: str, **facts: Any) -> None:
         """Write what is known at the start."""
         write_text(self.path / CONFIG, config.to_yaml())
-        with open(self.path / COMMAND, "a", encoding="utf-8") as file:
-            file.write(command_line() + "\n")
+        append_line(self.path / COMMAND, command_line())
         before = self.metadata() if (self.path / METADATA).exists() else {}
         data = collect_metadata(device)
-        history = [*before.get("history", []), {"started": data["created"], "total_timesteps": config.total_timesteps}]
+        earlier = before.get("history", [])
+        if not isinstance(earlier, list):
+            raise CheckpointError(f"{self.path / METADATA}: is damaged: 'history' is not a list")
+        history = [*earlier, {"started": data["created"], "total_timesteps": config.total_timesteps}]
         fresh = {
             "run_id": uuid.uuid4().hex[:12],
             "env_steps": 0,
@@ -95,10 +120,11 @@ class RunDirectory:
 
     def metadata(self) -> dict[str, Any]:
         """The metadata as written."""
-        data = read_json(self.path / METADATA)
-        if not isinstance(data, dict):
-            raise CheckpointError(f"{self.path / METADATA}: is damaged: not a mapping")
-        return data
+        return read_mapping(self.path / METADATA)
+
+    def run_id(self) -> str:
+        """The name under which other services know the run."""
+        return safe_name(str(self.metadata().get("run_id")))
 
     def status(self) -> str:
         """running, finished, stopped or failed; `interrupted` if the process is gone without having said so."""
@@ -111,14 +137,20 @@ class RunDirectory:
     def env_steps(self) -> int:
         """Steps so far: of the end of the run, or of its newest checkpoint while it runs or if it was killed."""
         steps = [int(path.name[5:]) for path in checkpoints_of(self.path)]
-        return max([int(self.metadata().get("env_steps", 0)), *steps])
+        written = self.metadata().get("env_steps", 0)
+        if type(written) is not int:
+            raise CheckpointError(f"{self.path / METADATA}: is damaged: 'env_steps' is {written!r:.60}")
+        return max([written, *steps])
 
     def evaluations(self) -> list[dict[str, Any]]:
         """All evaluations so far."""
         path = self.path / EVALUATIONS
-        data = read_json(path) if path.exists() else []
+        data = read_json(path) if os.path.lexists(path) else []
         if not isinstance(data, list):
             raise CheckpointError(f"{path}: is damaged: not a list")
+        for entry in data:
+            if not _is_evaluation(entry):
+                raise CheckpointError(f"{path}: is damaged: {entry!r:.60} is not an evaluation")
         return data
 
     def best_return(self) -> float | None:
@@ -128,15 +160,17 @@ class RunDirectory:
         return max((float(entry["mean"]) for entry in during or entries), default=None)
 
     def add_evaluation(self, env_steps: int, result: EvaluationResult, **extra: Any) -> None:
-        """Append an evaluation."""
-        write_json(self.path / EVALUATIONS, [*self.evaluations(), {"step": env_steps, **extra, **result.as_dict()}])
+        """Append an evaluation; the final one of a step takes the place of an earlier final one."""
+        kept = [
+            entry for entry in self.evaluations() if not (extra and entry.get("final") and entry["step"] == env_steps)
+        ]
+        write_json(self.path / EVALUATIONS, [*kept, {"step": env_steps, **extra, **result.as_dict()}])
 
 
 @dataclass
 class EvaluationLog(Callback):
     """Writes evaluations.json."""
 
-    transient = ("run_dir",)
     run_dir: RunDirectory
 
     def on_evaluation(self, run: RunView, result: EvaluationResult) -> None:
@@ -150,12 +184,16 @@ def find_runs(root: Path) -> list[RunDirectory]:
     return sorted(found, key=lambda run: run.path.stat().st_mtime, reverse=True)
 
 
+def _is_evaluation(entry: Any) -> bool:
+    return isinstance(entry, dict) and type(entry.get("step")) is int and isinstance(entry.get("mean"), float)
+
+
 def _alive(pid: Any) -> bool:
-    if not isinstance(pid, int):
+    if type(pid) is not int or pid < 1:
         return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True

@@ -14,9 +14,20 @@ import numpy as np
 
 from rl_training.contracts.schedule import SCHEDULES, Piecewise, Schedule
 from rl_training.contracts.settings import range_problem
+from rl_training.contracts.state import MAX_NUMBER
 
 INVALID = object()
 """Returned instead of a value that could not be converted; the problem has been noted."""
+
+
+_HINTS: dict[type[Any], dict[str, Any]] = {}
+"""Evaluating annotations is slow, and every field asks for them."""
+
+
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    if cls not in _HINTS:
+        _HINTS[cls] = typing.get_type_hints(cls)
+    return _HINTS[cls]
 
 
 def unknown_key(where: str, key: str, accepted: Iterable[str]) -> str:
@@ -30,7 +41,7 @@ def unknown_key(where: str, key: str, accepted: Iterable[str]) -> str:
 def convert_fields(cls: type[Any], data: Mapping[str, Any], where: str, problems: list[str]) -> dict[str, Any]:
     """The known, well-typed entries of `data` for a dataclass; notes everything else as a problem."""
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     converted: dict[str, Any] = {}
     for key, value in data.items():
         if key not in fields:
@@ -47,7 +58,7 @@ def valid_part(cls: type[Any], data: Mapping[str, Any], where: str, problems: li
 
     Sections may be incomplete, so whether their settings go together is not asked.
     """
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     valid: dict[str, Any] = {}
     for key, value in data.items():
         hint = hints.get(key)
@@ -118,10 +129,10 @@ def convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
     if hint is bool:
         return value if isinstance(value, bool) else _wrong(where, "true or false", value, problems)
     if hint is int:
-        whole = isinstance(value, (int, float)) and not isinstance(value, bool) and float(value).is_integer()
+        whole = _is_number(value) and abs(value) < MAX_NUMBER and float(value).is_integer()
         return int(value) if whole else _wrong(where, "a whole number", value, problems)
     if hint is float:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        number = _is_number(value) and (isinstance(value, float) or abs(value) < MAX_NUMBER)
         return float(value) if number else _wrong(where, "a number", value, problems)
     if hint is str and isinstance(value, str):
         return value
@@ -151,7 +162,7 @@ def _convert_union(args: tuple[Any, ...], value: Any, where: str, problems: list
 def _build_schedule(value: Mapping[str, Any], where: str, problems: list[str]) -> Any:
     data = dict(value)
     name = data.pop("schedule", None)
-    if name not in SCHEDULES:
+    if not isinstance(name, str) or name not in SCHEDULES:
         problems.append(
             f"{where}: a schedule needs 'schedule: <name>' with one of {', '.join(SCHEDULES)}; got {_shown(name)}"
         )
@@ -215,6 +226,10 @@ def _check_range(field: dataclasses.Field[Any], value: Any, where: str, problems
                 found.append(f"{where}: {text}, got {item}")
     problems += found
     return not found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _wrong(where: str, expected: str, value: Any, problems: list[str]) -> Any:

@@ -13,13 +13,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError, ConfigError
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.contracts.schedule import Schedule
 from rl_training.envs.factory import EnvLike, describe_env
-from rl_training.experiment.build import EPISODE_BOUNDARY, EXACT, Experiment, build_experiment
-from rl_training.experiment.checkpointing import CheckpointCallback, find_checkpoint, save_checkpoint
-from rl_training.experiment.config import TrainConfig, read_config
+from rl_training.experiment.build import EPISODE_BOUNDARY, EXACT, Experiment, build_experiment, using_threads
+from rl_training.experiment.checkpointing import (
+    CheckpointCallback,
+    checkpoints_of,
+    find_checkpoint,
+    save_checkpoint,
+)
+from rl_training.experiment.config import Layer, TrainConfig, read_config, resolve
 from rl_training.experiment.lock import run_lock
 from rl_training.experiment.logging import (
     JsonlLogger,
@@ -46,9 +52,9 @@ from rl_training.runtime.callbacks import (
     CallbackLike,
     EvaluationCallback,
     Every,
+    StopAfterSeconds,
     StopOnNoImprovement,
     StopOnReward,
-    TimeLimit,
     as_callbacks,
 )
 from rl_training.runtime.trainer import Trainer, TrainResult
@@ -101,14 +107,15 @@ def resume(
     import (`package:Env-v0`). Other settings that may change (`eval_every`, `device`, ...) are given by keyword.
     """
     run_dir = RunDirectory(Path(path))
-    if not (run_dir.path / CONFIG).is_file():
-        raise CheckpointError(f"{run_dir.path} is not a run directory: it has no {CONFIG}")
+    run_dir.require()
     config = read_config(run_dir.path / CONFIG, trust=trust or env is not None)
-    config = config.replace(**changes, **({} if total_timesteps is None else {"total_timesteps": total_timesteps}))
-    checkpoint = find_checkpoint(run_dir.path)
-    require_environment(checkpoint, env)
-    refuse_changes(checkpoint, config)
+    if total_timesteps is not None:
+        changes["total_timesteps"] = total_timesteps
+    config = resolve([Layer(config.to_dict(), str(run_dir.path / CONFIG)), Layer(changes, "resume")])
     with run_lock(run_dir.path):
+        checkpoint = find_checkpoint(run_dir.path)
+        require_environment(checkpoint, env)
+        refuse_changes(checkpoint, config)
         experiment = build_experiment(config, env, eval_env)
         try:
             restore(experiment, checkpoint)
@@ -122,8 +129,9 @@ def resume(
 
 
 def _refuse_finished(run_dir: RunDirectory, experiment: Experiment) -> None:
+    """A run that was killed between its last step and its last evaluation still has the rest of its end to do."""
     steps, total = experiment.trainer.env_steps, experiment.config.total_timesteps
-    if steps >= total:
+    if steps >= total and run_dir.status() == "finished":
         raise ConfigError(
             f"{run_dir.path} has already been trained for {steps} of {total} steps. "
             "Give a larger total_timesteps to go on."
@@ -189,24 +197,21 @@ def run_experiment(
         run_dir.begin(this, str(experiment.device), environment=environment, resume_grade=grade)
     _warn_if_schedules_are_over(experiment)
     try:
-        callbacks = _callbacks(experiment, run_dir, as_callbacks(callback), progress)
-        with _stop_on_signals(trainer):
-            result = trainer.run(total_timesteps, callbacks)
+        user = as_callbacks(callback)
+        callbacks = _callbacks(experiment, run_dir, user, progress)
+        with using_threads(config.num_threads), _stop_on_signals(trainer):
+            result = trainer.run(total_timesteps, callbacks, new=user)
+        if config.eval_every and not result.interrupted:
+            result.final_evaluation = _final_evaluation(experiment)
     except BaseException as error:
         if run_dir is not None:
-            error.add_note(f"The run is recorded as failed in {run_dir.path}")
-            run_dir.update(status="failed", env_steps=trainer.env_steps, error=f"{type(error).__name__}: {error}")
+            _record_failure(run_dir, trainer.env_steps, error)
         raise
-    if config.eval_every and not result.interrupted:
-        seed = draw_seed(random_stream(config.seed, "final evaluation"))
-        result.final_evaluation = experiment.evaluator.evaluate(
-            trainer.policy, config.eval_episodes, deterministic=config.eval_deterministic, seed=seed
-        )
     if run_dir is not None:
         if result.final_evaluation is not None:
             run_dir.add_evaluation(trainer.env_steps, result.final_evaluation, final=True)
         result.run_dir = run_dir.path
-        result.checkpoint_path = run_dir.path / "checkpoints" / f"step_{trainer.env_steps}"
+        result.checkpoint_path = max(checkpoints_of(run_dir.path), key=lambda path: int(path.name[5:]), default=None)
         run_dir.update(
             status="stopped" if result.interrupted else "finished",
             env_steps=trainer.env_steps,
@@ -214,6 +219,25 @@ def run_experiment(
             stop_reason=result.stop_reason,
         )
     return result
+
+
+def _final_evaluation(experiment: Experiment) -> EvaluationResult:
+    config = experiment.config
+    seed = draw_seed(random_stream(config.seed, "final evaluation"))
+    with using_threads(config.num_threads):
+        return experiment.evaluator.evaluate(
+            experiment.trainer.policy, config.eval_episodes, deterministic=config.eval_deterministic, seed=seed
+        )
+
+
+def _record_failure(run_dir: RunDirectory, env_steps: int, error: BaseException) -> None:
+    """Write down how a run ended; on a full disk this fails as well, which must not hide the first error."""
+    try:
+        run_dir.update(status="failed", env_steps=env_steps, error=f"{type(error).__name__}: {error}")
+    except CheckpointError as second:
+        error.add_note(f"That the run failed could not be recorded: {second}")
+    else:
+        error.add_note(f"The run is recorded as failed in {run_dir.path}")
 
 
 def _say(text: str) -> None:
@@ -253,7 +277,7 @@ def _callbacks(
     if config.stop_patience is not None:
         callbacks.append(StopOnNoImprovement(config.stop_patience))
     if config.max_seconds is not None:
-        callbacks.append(TimeLimit(config.max_seconds))
+        callbacks.append(StopAfterSeconds(config.max_seconds))
     callbacks += user
     if run_dir is not None:
         callbacks += _file_callbacks(experiment, run_dir)
@@ -275,12 +299,13 @@ def _callbacks(
 def _file_callbacks(experiment: Experiment, run_dir: RunDirectory) -> list[Callback]:
     config, path = experiment.config, run_dir.path
     history = list(read_metrics(path / METRICS))
+    logged_at = max((entry["global_step"] for entry in history if "train/updates" in entry), default=-1)
     loggers: list[Logger] = [JsonlLogger(path / METRICS)]
     if config.tensorboard:
         loggers.append(TensorBoardLogger(path / "tensorboard", history))
     if config.wandb:
-        loggers.append(WandbLogger(path, config.to_dict(), run_dir.metadata()["run_id"]))
-    callbacks: list[Callback] = [EvaluationLog(run_dir), LoggingCallback(loggers, Every(config.log_every))]
+        loggers.append(WandbLogger(path, config.to_dict(), run_dir.run_id()))
+    callbacks: list[Callback] = [EvaluationLog(run_dir), LoggingCallback(loggers, Every(config.log_every), logged_at)]
     if config.video_every:
         videos = path / "videos"
         callbacks.append(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -50,7 +50,6 @@ def recording_env(
 class VideoCallback(Callback):
     """Films one episode every so many steps."""
 
-    transient: ClassVar[tuple[str, ...]] = ("make_evaluator", "seed", "deterministic")
     make_evaluator: Callable[[str], Evaluator]
     """An evaluator whose environment records, given the prefix of its files."""
     every: Every
@@ -67,7 +66,7 @@ class VideoCallback(Callback):
             return
         evaluator = self.make_evaluator(f"step-{run.env_steps}")
         try:
-            seed = draw_seed(random_stream(self.seed, "video", self.every.last))
+            seed = draw_seed(random_stream(self.seed, "video", run.env_steps))
             evaluator.evaluate(run.policy, 1, deterministic=self.deterministic, seed=seed)
         finally:
             evaluator.close()

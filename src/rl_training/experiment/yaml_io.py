@@ -37,10 +37,10 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Refuse what is harmless in a small file only."""
-        event = self.peek_event()
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
             reason = f"'*{event.anchor}' is an alias, and aliases are not accepted: write the value out"
-            raise yaml.composer.ComposerError(None, None, reason, event.start_mark)
+            raise yaml.composer.ComposerError(None, None, reason, event.start_mark)  # type: ignore[arg-type]
         if self.depth > MAX_DEPTH:
             raise yaml.composer.ComposerError(None, None, f"nested more than {MAX_DEPTH} deep", event.start_mark)
         self.depth += 1
@@ -73,12 +73,9 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     return loader.construct_mapping(node, deep=True)
 
 
-_TAGS = ("null", "bool", "int", "float", "str", "seq")
-_Loader.yaml_constructors = {
-    f"tag:yaml.org,2002:{name}": yaml.SafeLoader.yaml_constructors[f"tag:yaml.org,2002:{name}"] for name in _TAGS
-}
+_PLAIN = [f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq")]
+_Loader.yaml_constructors = {tag: yaml.SafeLoader.yaml_constructors[tag] for tag in (*_PLAIN, None)}
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
-_Loader.add_constructor(None, yaml.SafeLoader.construct_undefined)
 
 
 def parse_yaml(text: str, source: str) -> Any:
@@ -95,7 +92,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """A mapping from a YAML file."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text file"
         raise ConfigError(f"{path}: cannot be read: {reason}") from error
     data = parse_yaml(text, str(path))

@@ -61,6 +61,8 @@ class ActorCriticPolicy(nn.Module):
         rng: np.random.Generator | None = None,
     ) -> ActOutput:
         """See `Policy.act`. Extras: `logprobs` and `values`, what a rollout keeps."""
+        if action_mask is not None:
+            raise NotImplementedError("this policy does not take action masks")
         distribution, values = self(obs)
         if deterministic:
             action = distribution.mode()
@@ -73,7 +75,7 @@ class ActorCriticPolicy(nn.Module):
     @torch.no_grad()
     def value(self, obs: Observation) -> Tensor:
         """See `Policy.value`."""
-        values: Tensor = self(obs)[1]
+        values: Tensor = self.value_head((self.actor if self.shared else self.critic)(obs)).squeeze(-1)
         return values
 
     def evaluate_actions(self, obs: Observation, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -58,9 +58,16 @@ def make_encoder(name: str, space: spaces.Space[Any]) -> Encoder:
     if name == "auto":
         name = "dict" if isinstance(space, spaces.Dict) else "flat"
         refuse_images(space)
-    if name not in _ENCODERS:
-        raise SpaceError(f"unknown encoder '{name}'; known: auto, {', '.join(encoder_names())}")
+    if problem := encoder_problem(name):
+        raise SpaceError(problem)
     return _ENCODERS[name](space)
+
+
+def encoder_problem(name: str) -> str | None:
+    """Why an encoder's name is not accepted, or None."""
+    if name == "auto" or name in _ENCODERS:
+        return None
+    return f"unknown encoder '{name}'; known: auto, {', '.join(encoder_names())}"
 
 
 def refuse_images(space: spaces.Space[Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 from torch import nn
 
 from rl_training.contracts.settings import documented, setting
+from rl_training.policies.encoders import encoder_problem
 
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"]
 
@@ -38,9 +39,11 @@ class ActorCriticNetworkConfig:
 
     def problems(self) -> list[str]:
         """Combinations that cannot work."""
+        found = [f"encoder: {problem}"] if (problem := encoder_problem(self.encoder)) else []
         if self.shared and self.actor_sizes != self.critic_sizes:
-            return [f"shared: needs equal actor_sizes and critic_sizes, got {self.actor_sizes} and {self.critic_sizes}"]
-        return []
+            sizes = f"{self.actor_sizes} and {self.critic_sizes}"
+            found.append(f"shared: needs equal actor_sizes and critic_sizes, got {sizes}")
+        return found
 
 
 def make_mlp(num_inputs: int, sizes: Sequence[int], activation: str) -> tuple[nn.Sequential, int]:

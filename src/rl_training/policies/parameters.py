@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.settings import documented, setting
-from rl_training.contracts.state import Stateful, check_keys
+from rl_training.contracts.state import MAX_NUMBER, Stateful, check_keys, check_tensor
 
 
 @documented
@@ -46,7 +46,7 @@ class ParameterStore(Stateful):
     """Owns the flat parameters, gradients and optimizer slots of one module."""
 
     def __init__(self, module: nn.Module, optimizer: OptimizerConfig) -> None:
-        named = dict(module.named_parameters())
+        named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         self.flat = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in named.values()]))
         self.grad = torch.zeros_like(self.flat)
         self.flat.grad = self.grad
@@ -71,6 +71,12 @@ class ParameterStore(Stateful):
         self.optimizer.step()
         return norm
 
+    def _slot_names(self) -> set[str]:
+        """What the optimizer keeps for each parameter."""
+        names = {"Adam": {"exp_avg", "exp_avg_sq"}, "AdamW": {"exp_avg", "exp_avg_sq"}, "RMSprop": {"square_avg"}}
+        momentum = {"momentum_buffer"} if self.optimizer.param_groups[0].get("momentum") else set()
+        return names.get(type(self.optimizer).__name__, set()) | momentum
+
     def state_dict(self) -> dict[str, Any]:
         """Optimizer slots by parameter name, and its step counter."""
         slots = self.optimizer.state.get(self.flat, {})
@@ -88,14 +94,16 @@ class ParameterStore(Stateful):
         slots: dict[str, Any] = {}
         if state["kind"] != type(self.optimizer).__name__:
             raise CheckpointError(f"the optimizer is {type(self.optimizer).__name__}, the checkpoint's {state['kind']}")
-        for slot, tensors in state.items():
-            if slot in ("kind", "step"):
-                continue
-            check_keys(f"the optimizer's {slot}", self.slices.keys(), tensors.keys())
+        if type(state["step"]) is not int or not 0 <= state["step"] <= MAX_NUMBER:
+            raise CheckpointError(f"the optimizer's step is {state['step']!r:.60}")
+        saved = {slot: tensors for slot, tensors in state.items() if slot not in ("kind", "step")}
+        if saved:  # none before its first step
+            check_keys("the optimizer", self._slot_names(), saved)
+        for slot, tensors in saved.items():
+            check_keys(f"the optimizer's {slot}", self.slices.keys(), tensors)
             slots[slot] = torch.zeros_like(self.flat.data)
             for name, (span, shape) in self.slices.items():
-                if tuple(tensors[name].shape) != tuple(shape):
-                    raise CheckpointError(f"the optimizer's {slot} of {name} has another shape than the parameter")
+                check_tensor(f"the optimizer's {slot} of {name}", self.flat.data[span].view(shape), tensors[name])
                 slots[slot][span] = tensors[name].reshape(-1)
         if slots:
             fused = self.optimizer.param_groups[0].get("fused")  # torch's fused kernels want the counter on the device

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class RunView(Protocol):
         ...
 
     def record(self, metrics: Mapping[str, float]) -> None:
-        """Add metrics of a callback's own to those that are logged next."""
+        """Add metrics of a callback's own to those that are logged, until they are recorded anew."""
         ...
 
     def report_evaluation(self, result: EvaluationResult) -> None:
@@ -73,13 +74,18 @@ class RunView(Protocol):
 class Callback(Stateful):
     """Base of callbacks; override what you need.
 
-    Counters that must survive a resume belong into a dataclass field or a `Stateful` part.
+    What must survive a resume belongs into a `Stateful` part, or into a dataclass field with `init=False`; fields that
+    the constructor takes are settings.
 
     Example:
         >>> class PrintReturn(Callback):
         ...     def on_iteration(self, run):
         ...         print(run.env_steps, run.metrics().get("rollout/return_mean"))
     """
+
+    def keeps(self, field: dataclasses.Field[Any]) -> bool:
+        """See `Stateful.keeps`."""
+        return not field.init or isinstance(getattr(self, field.name), Stateful)
 
     def on_start(self, run: RunView) -> None:
         """Before the first iteration of `learn`, `train` or `resume`."""
@@ -124,7 +130,10 @@ class FunctionCallback(Callback):
 
 @dataclass
 class Every(Stateful):
-    """A period in environment steps: due once in every stretch of `period` steps. 0 means never."""
+    """A period in environment steps: due once in every stretch of `period` steps. 0 means never.
+
+    `last` is a step, not a count of periods, because a resumed run may have another period.
+    """
 
     transient: ClassVar[tuple[str, ...]] = ("period",)
     period: int
@@ -132,9 +141,9 @@ class Every(Stateful):
 
     def due(self, env_steps: int) -> bool:
         """Whether another period has been completed since the last time this was true."""
-        if self.period <= 0 or env_steps // self.period <= self.last:
+        if self.period <= 0 or env_steps // self.period <= self.last // self.period:
             return False
-        self.last = env_steps // self.period
+        self.last = env_steps
         return True
 
 
@@ -150,13 +159,12 @@ class EvaluateFn(Protocol):
 class EvaluationCallback(Callback):
     """Evaluates every so many steps and tells the other callbacks, which keep the best checkpoint, stop, and so on."""
 
-    transient: ClassVar[tuple[str, ...]] = ("evaluate", "num_episodes", "deterministic", "seed")
     evaluate: EvaluateFn
     every: Every
     num_episodes: int = 10
     deterministic: bool = True
     seed: int = 0
-    num_evaluations: int = 0
+    num_evaluations: int = field(default=0, init=False)
 
     def on_iteration(self, run: RunView) -> None:
         """See `Callback.on_iteration`."""
@@ -173,7 +181,6 @@ class EvaluationCallback(Callback):
 class StopOnReward(Callback):
     """Ends the run when an evaluation's mean return reaches a threshold."""
 
-    transient: ClassVar[tuple[str, ...]] = ("threshold",)
     threshold: float
 
     def on_evaluation(self, run: RunView, result: EvaluationResult) -> None:
@@ -186,14 +193,13 @@ class StopOnReward(Callback):
 class StopOnNoImprovement(Callback):
     """Ends the run after `patience` evaluations without a new best mean return."""
 
-    transient: ClassVar[tuple[str, ...]] = ("patience",)
     patience: int
-    best: float = float("-inf")
-    waited: int = 0
+    best: float | None = field(default=None, init=False)
+    waited: int = field(default=0, init=False)
 
     def on_evaluation(self, run: RunView, result: EvaluationResult) -> None:
         """See `Callback.on_evaluation`."""
-        if result.mean > self.best:
+        if self.best is None or result.mean > self.best:
             self.best, self.waited = result.mean, 0
             return
         self.waited += 1
@@ -202,13 +208,13 @@ class StopOnNoImprovement(Callback):
 
 
 @dataclass
-class TimeLimit(Callback):
+class StopAfterSeconds(Callback):
     """Ends the run after so many seconds of training, counted over resumes."""
 
-    transient: ClassVar[tuple[str, ...]] = ("seconds", "_began")
+    transient: ClassVar[tuple[str, ...]] = ("_began",)
     seconds: float
-    spent: float = 0.0
-    _began: float = 0.0
+    spent: float = field(default=0.0, init=False)
+    _began: float = field(default=0.0, init=False)
 
     def on_start(self, run: RunView) -> None:
         """See `Callback.on_start`."""

@@ -15,6 +15,7 @@ import torch
 from rl_training.contracts.algorithm import ActOutput, Policy
 from rl_training.contracts.batches import ArrayObservation, Observation, Step, map_observation
 from rl_training.contracts.environment import ActionMapping, Environments, VectorStep
+from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.random import draw_seed
 from rl_training.contracts.state import Stateful
 from rl_training.data.normalize import ObservationNormalizer, RewardNormalizer
@@ -234,6 +235,7 @@ class Collector(Stateful):
 
     def state_dict(self) -> dict[str, Any]:
         """Streams, normalisers and statistics; episodes in flight where the environments can be snapshotted."""
+        assert self.policy_state is None, "no policy with a state of its own is saved yet"
         state = super().state_dict()
         snapshot = None if self.obs is None else self.env.take_snapshot()
         state["in_flight"] = None
@@ -257,6 +259,8 @@ class Collector(Stateful):
             self.env.restore_snapshot(flight["env"])
             self.obs = map_observation(lambda x: np.array(x), flight["obs"])
             self.episode_start = np.array(flight["episode_start"])
+            if self.episode_start.dtype != np.bool_ or self.episode_start.shape != (self.env.num_envs,):
+                raise CheckpointError("the marks of episode starts do not fit the number of environments")
 
     def close(self) -> None:
         """Close the environments."""

@@ -32,8 +32,7 @@ def _check(quantity: str, values: AnyArray, envs: AnyArray, env_steps: int) -> N
     rows = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
     numbers = ", ".join(str(number) for number in envs[rows])
     raise NonFiniteError(
-        f"environment {numbers} gave a {quantity} that is not finite, after {env_steps} environment steps: "
-        f"{values[rows][0]}"
+        f"environment {numbers}: the {quantity} is not finite, after {env_steps} environment steps: {values[rows][0]}"
     )
 
 

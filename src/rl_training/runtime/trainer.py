@@ -12,7 +12,8 @@ from typing import Any
 
 from rl_training.contracts.algorithm import Algorithm, Policy
 from rl_training.contracts.batches import EvaluationResult, Metrics, Progress
-from rl_training.contracts.state import Stateful
+from rl_training.contracts.errors import CheckpointError
+from rl_training.contracts.state import Stateful, check_keys
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
 
@@ -74,13 +75,22 @@ class Trainer(Stateful, ABC):
         self._recorded: dict[str, float] = {}
         self._timers = Timers()
         self._callback_state: dict[str, Any] = {}
+        self._just_restored = False
+        self.restored_from = "the saved state"
+        """Where the state was read from, for messages."""
 
     @abstractmethod
     def iterate(self) -> None:
         """Collect, learn, and move `progress` on."""
 
-    def run(self, total_timesteps: int, callbacks: Sequence[Callback] = ()) -> TrainResult:
-        """Train until `progress.env_steps` reaches `total_timesteps`; the first call fixes the schedules' horizon."""
+    def run(
+        self, total_timesteps: int, callbacks: Sequence[Callback] = (), *, new: Sequence[Callback] = ()
+    ) -> TrainResult:
+        """Train until `progress.env_steps` reaches `total_timesteps`; the first call fixes the schedules' horizon.
+
+        Callbacks go on from where those of the same class were when the last call ended, except those that are also
+        in `new`: they get a state only from a checkpoint.
+        """
         self.callbacks = list(callbacks)
         self._total = total_timesteps
         self._stop_reason, self._interrupted = None, False
@@ -90,9 +100,7 @@ class Trainer(Stateful, ABC):
         with ExitStack() as closing:
             for callback in reversed(self.callbacks):  # closed in their order, each even if another cannot be
                 closing.callback(callback.close)
-            for name, callback in _named(self.callbacks).items():
-                if name in self._callback_state:
-                    callback.load_state_dict(self._callback_state[name])
+            self._restore_callbacks(new)
             for callback in self.callbacks:
                 callback.on_start(self)
             while self.env_steps < total_timesteps and self._stop_reason is None:
@@ -148,6 +156,10 @@ class Trainer(Stateful, ABC):
         """See `RunView.record`."""
         self._recorded.update(metrics)
 
+    def _lasting(self) -> dict[str, float]:
+        """Metrics of callbacks, without timings, which are nothing to restore."""
+        return {name: value for name, value in self._recorded.items() if not name.startswith("time/")}
+
     def metrics(self) -> dict[str, float]:
         """See `RunView.metrics`."""
         found: dict[str, float] = {"global_step": self.env_steps, "train/updates": self.updates}
@@ -179,16 +191,32 @@ class Trainer(Stateful, ABC):
             "collector": self.collector.state_dict(),
             "progress": self.progress.state_dict(),
             "best_return": self.best_return,
+            "metrics": {name: float(value) for name, value in {**self._latest, **self._lasting()}.items()},
             "callbacks": self._read_callbacks(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore all parts. Callbacks get theirs when the next `run` knows them."""
+        check_keys("the run", ("algorithm", "collector", "progress", "best_return", "metrics", "callbacks"), state)
+        best, callbacks = state["best_return"], state["callbacks"]
+        if not isinstance(best, (float, type(None))) or not isinstance(callbacks, dict):
+            raise CheckpointError(f"the best return or the callbacks are damaged: {best!r:.60}, {callbacks!r:.60}")
         self.algorithm.load_state_dict(state["algorithm"])
         self.collector.load_state_dict(state["collector"])
         self.progress.load_state_dict(state["progress"])
-        self._best_return = state["best_return"]
-        self._callback_state = state["callbacks"]
+        self._best_return, self._callback_state = best, callbacks
+        self._latest = dict(state["metrics"])
+        self._just_restored = True
+
+    def _restore_callbacks(self, new: Sequence[Callback]) -> None:
+        skipped = () if self._just_restored else new
+        self._just_restored = False
+        for name, callback in _named(self.callbacks).items():
+            if name in self._callback_state and not any(callback is other for other in skipped):
+                try:
+                    callback.load_state_dict(self._callback_state[name])
+                except CheckpointError as error:
+                    raise CheckpointError(f"{self.restored_from}: {error}") from error
 
     def _read_callbacks(self) -> dict[str, Any]:
         """What the callbacks of this run hold, over what was saved for others before."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from rl_training.contracts.batches import EvaluationResult
 from rl_training.runtime.callbacks import Callback, Every, RunView
@@ -26,10 +26,10 @@ class Logger(Protocol):
 class LoggingCallback(Callback):
     """Reads the metrics every so many steps and hands them to the loggers."""
 
-    transient: ClassVar[tuple[str, ...]] = ("loggers", "_logged_at")
     loggers: Sequence[Logger]
     every: Every
-    _logged_at: int = -1
+    logged_at: int = -1
+    """The last step that the loggers have."""
 
     def on_iteration(self, run: RunView) -> None:
         """See `Callback.on_iteration`."""
@@ -50,7 +50,7 @@ class LoggingCallback(Callback):
 
     def on_stop(self, run: RunView) -> None:
         """See `Callback.on_stop`. An interrupted run adds no line that the uninterrupted one would not have."""
-        if self._logged_at != run.env_steps and run.iterations > 0 and not run.interrupted:
+        if self.logged_at != run.env_steps and run.iterations > 0 and not run.interrupted:
             self._log(run)
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class LoggingCallback(Callback):
             logger.close()
 
     def _log(self, run: RunView) -> None:
-        self._logged_at = run.env_steps
+        self.logged_at = run.env_steps
         metrics = run.metrics()
         for logger in self.loggers:
             logger.log(run.env_steps, metrics)

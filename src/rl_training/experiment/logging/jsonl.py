@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_training.experiment.files import write_text
+from rl_training.contracts.errors import CheckpointError
+from rl_training.contracts.state import MAX_NUMBER
+from rl_training.experiment.files import require_file, write_text
 
 
 class JsonlLogger:
@@ -22,30 +27,50 @@ class JsonlLogger:
         """See `Logger.log`."""
         numbers = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         line = {**numbers, "global_step": step, "time/unix": round(time.time(), 3)}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise CheckpointError(f"{self._file.name}: could not be written: {error.strerror}") from error
 
     def close(self) -> None:
         """See `Logger.close`."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # a line that could not be written has been reported
+            self._file.close()
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a metrics file; a line that was cut off by a crash is passed over."""
-    if not path.exists():
+    """The whole lines of a metrics file; a line that was cut off by a crash, or damaged, is passed over."""
+    return (entry for entry in _lines(path) if entry is not None)
+
+
+def rewind_metrics(path: Path, env_steps: int) -> None:
+    """Drop the lines from beyond a step: the run goes on from there and will write them again."""
+    lines = list(_lines(path))
+    damaged = lines[:-1].count(None)  # the last one may have been cut off by a crash
+    if damaged:
+        warnings.warn(f"{path}: {damaged} damaged lines are dropped", stacklevel=2)
+    kept = [entry for entry in lines if entry is not None and entry["global_step"] <= env_steps]
+    if lines:
+        write_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
+    """One entry per line, None where it is not one that the package writes."""
+    if not os.path.lexists(path):
         return
+    require_file(path)
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 entry = json.loads(line)
             except (ValueError, RecursionError):
-                continue
-            if isinstance(entry, dict) and isinstance(entry.get("global_step"), int):
-                yield entry
+                entry = None
+            yield entry if isinstance(entry, dict) and _is_metrics(entry) else None
 
 
-def rewind_metrics(path: Path, env_steps: int) -> None:
-    """Drop the lines from beyond a step: the run goes on from there and will write them again."""
-    if path.exists():
-        kept = [entry for entry in read_metrics(path) if entry["global_step"] <= env_steps]
-        write_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
+def _is_metrics(entry: dict[str, Any]) -> bool:
+    def is_number(value: Any) -> bool:
+        return isinstance(value, float) or (isinstance(value, int) and abs(value) <= MAX_NUMBER)
+
+    return isinstance(entry.get("global_step"), int) and all(v is None or is_number(v) for v in entry.values())
