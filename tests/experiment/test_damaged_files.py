@@ -87,8 +87,10 @@ def test_torn_writes(run: Path, name: str) -> None:
     for length in [0, 1, len(content) - 2, *(rng.randrange(len(content) - 1) for _ in range(10))]:
         path.write_bytes(content[:length])
         damaged_but_survived(run, name)
-        path.write_bytes(content[:length] + bytes(len(content) - length))  # blocks that never reached the disk
-        damaged_but_survived(run, name)
+        holes = content[:length] + bytes(len(content) - length)  # blocks that never reached the disk
+        if holes != content:
+            path.write_bytes(holes)
+            damaged_but_survived(run, name)
 
 
 @pytest.mark.parametrize("name", CONTENT)
@@ -106,7 +108,8 @@ def test_flipped_bits_of_a_manifest_do_no_harm(run: Path, trained: Path) -> None
     """It has no checksum of its own: what it says is then either damaged, or as true as before."""
     path = checkpoints_of(run)[-1] / "manifest.json"
     content, found = path.read_bytes(), 0
-    for place in range(8 * len(content)):
+    places = range(0, 8 * len(content), 13)
+    for place in places:
         broken = bytearray(content)
         broken[place // 8] ^= 1 << place % 8
         path.write_bytes(broken)
@@ -115,9 +118,8 @@ def test_flipped_bits_of_a_manifest_do_no_harm(run: Path, trained: Path) -> None
             checkpoint = find_checkpoint(run)
         assert checkpoint.path.name == ("step_64" if said else "step_96")
         found += bool(said)
-        if place % 64 == 0 and not said:
-            assert same_state(checkpoint.path, trained / "checkpoints" / "step_96")
-    assert found > 0.8 * 8 * len(content)
+        assert said or same_state(checkpoint.path, trained / "checkpoints" / "step_96")
+    assert found > 0.8 * len(places)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -142,6 +144,7 @@ def test_missing_and_empty_files_are_survived_to_the_end(run: Path, trained: Pat
     assert [line["global_step"] for line in read_metrics(run / "metrics.jsonl")] == [32, 64, 96]
 
 
+@pytest.mark.filterwarnings("always")
 def test_the_command_line_says_what_it_uses(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkpoints_of(run)[-1] / "state.json").write_bytes(b"")
     assert main(["resume", str(run), "--quiet"]) == 0
@@ -218,9 +221,28 @@ def test_a_failing_save_is_said_and_loses_nothing(
     assert load_checkpoint(run / "checkpoints" / "step_96").path.name == "step_96"
 
 
+def test_a_replacement_that_fails_half_way_puts_the_old_one_back(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = load(run)
+    target, real, calls = run / "checkpoints" / "step_96", os.rename, []
+
+    def second_fails(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(*args)
+
+    monkeypatch.setattr("rl_training.experiment.checkpointing.os.rename", second_fails)
+    with pytest.raises(CheckpointError, match="step_96: could not be written"):
+        agent.save(target)
+    agent.close()
+    assert len(calls) == 3
+    assert sorted(os.listdir(run / "checkpoints")) == ["step_32", "step_64", "step_96"]
+    assert load_checkpoint(target)
+
+
 def test_a_place_below_a_file(run: Path) -> None:
     agent = load(run)
-    with pytest.raises(CheckpointError, match=r"config\.yaml/agent: could not be written: .*Not a directory"):
+    with pytest.raises(CheckpointError, match=r"config\.yaml/agent: could not be written"):
         agent.save(run / "config.yaml" / "agent")
     agent.close()
 
@@ -407,7 +429,8 @@ def test_a_full_disk(tmp_path: Path, kind: str) -> None:
     facts = facts_of(tmp_path, kind)
     assert min(facts["sizes"]) > 30_000, "what was written is larger than what was left"
     assert facts["checkpoints"] == ["step_128", "step_160", "step_32"], "three are kept, and none was lost to a failure"
-    assert [name in text for name, text in zip(("step_64", "step_96"), facts["said"], strict=True)] == [True, True]
+    assert len(facts["said"]) == 3
+    assert [f"step_{step}:" in text for step, text in zip((64, 96, 192), facts["said"], strict=True)] == [True] * 3
     assert all("training goes on" in text and "could not be written" in text for text in facts["said"])
     assert "CheckpointError: run/checkpoints/step_192: could not be written" in facts["last"]
     assert "recorded" in facts["last"]

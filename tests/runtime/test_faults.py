@@ -1,203 +1,525 @@
-"""Every fault is named, loses nothing, and leaves nothing behind."""
+"""Whatever goes wrong in a run is said with its place, ends the run cleanly, and leaves the last good checkpoint."""
 
 from __future__ import annotations
 
+import json
+import math
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from rl_training import PPO, resume, train
+from rl_training import PPO, TrainConfig, load, resume, train
 from rl_training.cli import main
-from rl_training.config import TrainConfig
-from rl_training.contracts.errors import EnvError, NonFiniteError
-from rl_training.experiment.checkpointing import checkpoints_of
-from tests.resume_harness import ENVIRONMENT, command
+from rl_training.contracts.errors import EnvError, NonFiniteError, RLTrainingError
+from rl_training.contracts.random import draw_seed, random_stream
+from rl_training.envs.workers import WorkerVectorEnv
+from rl_training.experiment.checkpointing import checkpoints_of, find_checkpoint
+from rl_training.experiment.runs import RunDirectory
+from tests.resume_harness import ENVIRONMENT
 
-SMALL = {"num_steps": 8, "num_epochs": 1, "minibatch_size": 16, "network": {"actor_sizes": [8], "critic_sizes": [8]}}
+OWN = {"num_steps": 16, "num_epochs": 1, "minibatch_size": 32, "network": {"actor_sizes": [4], "critic_sizes": [4]}}
+SETTINGS: dict[str, Any] = {"num_envs": 2, "eval_every": 0, "checkpoint_every": 32, "tensorboard": False}
 
 
-class Faulty(gym.Env):
-    """Harmless for `after` steps, then does what it was told. Dict observations, short episodes."""
+class Faulty(gym.Env[Any, int]):
+    """Episodes of 8 steps; from step 20 of its life on, the copy with an odd seed does what it was told."""
 
-    observation_space = gym.spaces.Dict({"a": gym.spaces.Box(-9.0, 9.0, (2,)), "b": gym.spaces.Discrete(3)})
-    action_space = gym.spaces.Discrete(2)
+    broken = True
+    """Whether the fault is there at all: switched off, the environment has been repaired."""
 
-    def __init__(self, fault: str = "", after: int = 40) -> None:
-        self.fault, self.after, self.steps, self.resets = fault, after, 0, 0
+    def __init__(self, fault: str = "", pids: str = "", mapping: bool = False) -> None:
+        self.fault, self.mapping = fault, mapping
+        self.action_space = spaces.Discrete(2)
+        box = spaces.Box(-10.0, 10.0, (3,))
+        self.observation_space = spaces.Dict({"good": box, "bad": box}) if mapping else box
+        self.steps = self.seed = 0
+        if pids:
+            Path(pids, str(os.getpid())).touch()
 
-    def _obs(self, value: float = 0.5) -> dict[str, Any]:
-        return {"a": np.array([0.1, value], np.float32), "b": self.steps % 3}
+    def get_state(self) -> dict[str, int]:
+        return {"steps": self.steps, "seed": self.seed, "length": self.length}
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def set_state(self, state: dict[str, int]) -> None:
+        self.steps, self.seed, self.length = state["steps"], state["seed"], state["length"]
+
+    @property
+    def due(self) -> bool:
+        return self.broken and self.steps >= 20 and self.seed % 2 == 1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self.resets += 1
-        if self.fault == "raise in reset" and self.steps > self.after:
-            raise RuntimeError("the robot does not stand up")
-        return self._obs(), {}
+        self.seed = self.seed if seed is None else seed
+        self.length = 0
+        if self.due and self.fault == "raise in reset":
+            self.explode()
+        return self.observation(math.nan if self.broken and self.fault == "nan at start" else 1.0), {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.steps += 1
-        bad, last = self.steps > self.after, self.steps % 10 == 0
-        if bad and self.fault == "raise":
-            raise RuntimeError("the robot fell off the table")
-        if bad and self.fault == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if bad and self.fault == "hang":
-            time.sleep(600)
-        reward = np.inf if bad and self.fault == "reward" else 1.0
-        wrong = bad and (self.fault == "observation" or (self.fault == "final observation" and last))
-        return self._obs(np.nan if wrong else 0.5), reward, last, False, {}
+        self.length += 1
+        ended = self.length == 8
+        value, reward = 1.0, 1.0
+        if self.due and not (self.fault == "nan in final observation" and not ended):
+            if self.fault == "raise in step":
+                self.explode()
+            elif self.fault == "hang":
+                time.sleep(600)
+            elif self.fault == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            value = {"nan": math.nan, "inf": math.inf, "nan in final observation": math.nan}.get(self.fault, 1.0)
+            reward = {"nan reward": math.nan, "inf reward": -math.inf, "huge reward": 3e38}.get(self.fault, 1.0)
+        return self.observation(value), reward, False, ended, {}
+
+    def observation(self, value: float) -> Any:
+        array = np.array([0.5, value, 0.5], np.float32)
+        return {"good": np.ones(3, np.float32), "bad": array} if self.mapping else array
+
+    def explode(self) -> None:
+        raise ZeroDivisionError("the simulator exploded")
 
 
-def config(tmp_path: Path, **settings: Any) -> TrainConfig:
-    """A small run that saves often."""
-    often = {"eval_every": 0, "checkpoint_every": 16, "checkpoint_keep": 9, "tensorboard": False}
-    return TrainConfig(
-        algo="ppo", env_id="Faulty", num_envs=2, total_timesteps=400, output_dir=tmp_path, algorithm=SMALL,
-        **{**often, **settings},
-    )  # fmt: skip
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(Faulty, "broken", True)
+    gym.register("Faulty-v0", entry_point=Faulty, disable_env_checker=True)
+    yield
+    del gym.registry["Faulty-v0"]
 
 
-def envs(fault: str) -> Any:
-    """A callable whose second environment has the fault."""
-    made: list[int] = []
+def repair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Faulty, "broken", False)
 
-    def make() -> gym.Env[Any, Any]:
-        made.append(1)
-        return Faulty(fault if len(made) % 2 == 0 else "")
 
-    return make
+def odd_one() -> str:
+    """The number of the environment that gets an odd seed, in a run with seed 0."""
+    return str(1 - draw_seed(random_stream(0, "environment")) % 2)
+
+
+def config_file(directory: Path, fault: str, **changes: Any) -> Path:
+    settings: dict[str, Any] = {
+        **SETTINGS,
+        "algo": "ppo",
+        "env_id": "Faulty-v0",
+        "env_kwargs": {"fault": fault},
+        "total_timesteps": 128,
+        "output_dir": directory / "runs",
+        "algorithm": OWN,
+        **changes,
+    }
+    path = directory / "config.yaml"
+    path.write_text(TrainConfig(**settings).to_yaml())
+    return path
+
+
+def run_of(directory: Path) -> Path:
+    (run,) = (directory / "runs").iterdir()
+    return run
+
+
+def assert_ended_cleanly(run: Path, newest: int) -> None:
+    """Recorded as failed, with the last good checkpoint as the newest, and nothing half-written."""
+    assert RunDirectory(run).status() == "failed"
+    assert sorted(os.listdir(run / "checkpoints")) == [path.name for path in sorted(checkpoints_of(run))]
+    checkpoint = find_checkpoint(run)
+    assert checkpoint.path.name == f"step_{newest}"
+    assert all(bool(torch.isfinite(weight).all()) for weight in checkpoint.state["algorithm"]["policy"].values())
+
+
+def segments() -> set[str]:
+    """Shared memory that this process made."""
+    return {name for name in os.listdir("/dev/shm") if str(os.getpid()) in name} if os.path.isdir("/dev/shm") else set()
+
+
+# NaN and infinity
+
+QUANTITIES = {
+    "nan": "observation",
+    "inf": "observation",
+    "nan reward": "reward",
+    "inf reward": "reward",
+    "nan in final observation": "observation",
+}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("fault", QUANTITIES)
+def test_values_that_are_not_finite_end_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str, vectorization: str
+) -> None:
+    path = config_file(tmp_path, fault, vectorization=vectorization)
+    assert main(["train", "--config", str(path), "--quiet"]) == 1
+    error = capsys.readouterr().err
+    steps = 2 * (23 if fault == "nan in final observation" else 19)
+    assert f"environment {odd_one()}: the {QUANTITIES[fault]} is not finite, after {steps} environment steps" in error
+    assert "Traceback" not in error
+    assert str(run_of(tmp_path)) in error
+    assert_ended_cleanly(run_of(tmp_path), newest=32)
+
+
+@pytest.mark.parametrize("fault", ["nan", "nan in final observation"])
+def test_the_entry_of_a_dict_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str) -> None:
+    path = config_file(tmp_path, fault, env_kwargs={"fault": fault, "mapping": True})
+    assert main(["train", "--config", str(path), "--quiet"]) == 1
+    assert f"environment {odd_one()}: the observation 'bad' is not finite" in capsys.readouterr().err
+    assert_ended_cleanly(run_of(tmp_path), newest=32)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+@pytest.mark.parametrize("fault", QUANTITIES)
+def test_with_every_autoreset_mode(mode: AutoresetMode, fault: str) -> None:
+    env = SyncVectorEnv([Faulty, lambda: Faulty(fault), Faulty], autoreset_mode=mode)
+    env.envs[1].seed = 1
+    agent = PPO(env, eval_every=0, **OWN)
+    agent._experiment.trainer.collector.env.reset(seed=None)
+    agent._experiment.trainer.collector.env_rng = OddSeeds()  # type: ignore[assignment]
+    with pytest.raises(NonFiniteError, match=rf"environment 1: the {QUANTITIES[fault]} is not finite"):
+        agent.learn(1000, progress=False)
+    agent.close()
+
+
+class OddSeeds:
+    """Gives a seed with which the second of three environments gets an odd one."""
+
+    def integers(self, high: int) -> int:
+        return 4
+
+
+def test_the_first_observation_is_looked_at_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = config_file(tmp_path, "nan at start")
+    assert main(["train", "--config", str(path), "--quiet"]) != 0
+    assert "environment 0, 1: the observation is not finite, at a reset" in capsys.readouterr().err
+    agent = PPO(lambda: Faulty("nan at start"), **SETTINGS, **OWN)
+    with pytest.raises(NonFiniteError):
+        agent.learn(32, progress=False)
+    agent.close()
+
+
+def test_evaluations_are_looked_at_too() -> None:
+    agent = PPO(Faulty, eval_env=lambda: Faulty("nan reward"), **SETTINGS, **OWN)
+    with pytest.raises(NonFiniteError, match=r"environment \d: the reward is not finite, in an evaluation"):
+        agent.evaluate(8)  # two environments, one of them with an odd seed
+    agent.close()
+
+
+def test_a_loss_that_is_not_finite_ends_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = config_file(tmp_path, "huge reward")
+    assert main(["train", "--config", str(path), "--quiet"]) == 1
+    error = capsys.readouterr().err
+    assert "the update after 64 environment steps" in error
+    assert "loss/total" in error
+    assert "the last checkpoint is from before this update" in error
+    assert_ended_cleanly(run_of(tmp_path), newest=32)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_ends_a_run(tmp_path: Path, value: float) -> None:
+    agent = PPO(Faulty, **SETTINGS, **OWN)
+
+    def break_gradients(run: Any) -> None:
+        if run.env_steps == 64:
+            weight = agent.policy.value_head.weight  # type: ignore[attr-defined]
+            weight.register_hook(lambda gradient: gradient * value)
+
+    with pytest.raises(NonFiniteError, match=r"the update after 96 environment steps .* train/gradient_norm\."):
+        agent.learn(256, progress=False, run_dir=tmp_path / "runs" / "run", callback=break_gradients)
+    agent.close()
+    assert_ended_cleanly(run_of(tmp_path), newest=64)
+
+
+def test_a_run_that_met_a_nan_can_be_resumed_once_the_cause_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--config", str(config_file(tmp_path, "nan")), "--quiet"]) == 1
+    run = run_of(tmp_path)
+    assert main(["resume", str(run), "--quiet"]) == 1, "the cause is still there"
+    assert f"environment {odd_one()}: the observation is not finite, after 38" in capsys.readouterr().err
+    repair(monkeypatch)
+    assert main(["resume", str(run), "--quiet"]) == 0
+    assert find_checkpoint(run).path.name == "step_128"
+    assert RunDirectory(run).status() == "finished"
+
+
+# Environments that raise
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("fault", ["raise in step", "raise in reset"])
+def test_an_environment_that_raises(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fault: str,
+    vectorization: str,
+) -> None:
+    before = segments()
+    path = config_file(tmp_path, fault, vectorization=vectorization)
+    assert main(["train", "--config", str(path), "--quiet"]) == 1
+    error = capsys.readouterr().err
+    said = "environment worker" if vectorization == "async" else "environment"
+    assert f"{said} {odd_one()} raised ZeroDivisionError" in error
+    assert "Traceback (most recent call last)" in error
+    assert "in explode" in error, "its own traceback"
+    assert error.count("Traceback (most recent call last)") == 1
+    assert str(run_of(tmp_path)) in error
+    assert_ended_cleanly(run_of(tmp_path), newest=32)
+    assert multiprocessing.active_children() == []
+    assert segments() == before
+    repair(monkeypatch)
+    assert main(["resume", str(run_of(tmp_path)), "--quiet"]) == 0
+    assert find_checkpoint(run_of(tmp_path)).path.name == "step_128"
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_environment_made_in_python_that_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vectorization: str
+) -> None:
+    settings = {**SETTINGS, "output_dir": tmp_path / "runs", "total_timesteps": 128, "vectorization": vectorization}
+    config = TrainConfig(algo="ppo", env_id="mine", algorithm=OWN, **settings)
+    with pytest.raises(EnvError, match=r"raised ZeroDivisionError(.|\n)*in explode"):
+        train(config, env=lambda: Faulty("raise in step"), progress=False)
+    run = run_of(tmp_path)
+    assert_ended_cleanly(run, newest=32)
+    with pytest.raises(RLTrainingError, match="give the environment"):
+        resume(run, progress=False)
+    result = resume(run, env=lambda: Faulty(), progress=False)
+    assert result.env_steps == 128
+    assert RunDirectory(run).status() == "finished"
+
+
+def test_an_evaluation_environment_that_raises(tmp_path: Path) -> None:
+    agent = PPO(Faulty, eval_env=lambda: Faulty("raise in step"), **{**SETTINGS, "eval_every": 64}, **OWN)
+    with pytest.raises(EnvError, match="raised ZeroDivisionError in step"):
+        agent.learn(2000, progress=False, run_dir=tmp_path / "runs" / "run")
+    agent.close()
+    assert RunDirectory(run_of(tmp_path)).status() == "failed"
+    load(run_of(tmp_path), env=Faulty).close()
+
+
+# Workers
 
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [
-        ("reward", "environment 1: the reward is not finite, after 80 environment steps"),
-        ("observation", "environment 1: the observation 'a' is not finite, after 80 environment steps"),
-        ("final observation", "environment 1: the observation 'a' is not finite, after 98 environment steps"),
-    ],
+    [("hang", "did not answer step within 1 s (env_timeout)"), ("die", "died during step (exit code -9)")],
 )
-def test_values_that_are_not_finite(fault: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(NonFiniteError) as error:
-        train(config(tmp_path), env=envs(fault), progress=False)
-    assert said in str(error.value)
-    (run,) = tmp_path.iterdir()
-    newest = checkpoints_of(run)[-1]
-    assert newest.name == ("step_96" if fault == "final observation" else "step_80"), "from before the fault"
-    assert resume(run, env=lambda: Faulty(), progress=False).env_steps == 400
+def test_workers_that_hang_or_die_in_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str, said: str
+) -> None:
+    monkeypatch.setattr("rl_training.envs.workers.CLOSE_SECONDS", 0.3)
+    (tmp_path / "pids").mkdir()
+    before = segments()
+    kwargs = {"fault": fault, "pids": str(tmp_path / "pids")}
+    path = config_file(tmp_path, fault, vectorization="async", env_timeout=1.0, env_kwargs=kwargs)
+    began = time.monotonic()
+    assert main(["train", "--config", str(path), "--quiet", "--trust"]) == 1
+    assert time.monotonic() - began < 60
+    assert f"environment worker {odd_one()} {said}" in capsys.readouterr().err
+    assert_ended_cleanly(run_of(tmp_path), newest=32)
+    workers = [int(name) for name in os.listdir(tmp_path / "pids") if int(name) != os.getpid()]
+    assert len(workers) == 2
+    assert [pid for pid in workers if os.path.exists(f"/proc/{pid}")] == []
+    assert multiprocessing.active_children() == []
+    assert segments() == before
+    repair(monkeypatch)
+    assert main(["resume", str(run_of(tmp_path)), "--quiet", "--trust"]) == 0
 
 
-@pytest.mark.parametrize("quantity", ["loss", "gradient"])
-def test_losses_and_gradients_that_are_not_finite(quantity: str, tmp_path: Path, monkeypatch: Any) -> None:
-    from rl_training.algorithms import ppo
-    from rl_training.policies.parameters import ParameterStore
-
-    original, calls = ParameterStore.step, []
-
-    def poisoned(self: Any, loss: Any, **settings: Any) -> Any:
-        calls.append(1)
-        norm = original(self, loss, **settings)
-        return norm * np.nan if len(calls) > 5 else norm
-
-    def poisoned_loss(*args: Any, **settings: Any) -> Any:
-        losses = ppo_loss(*args, **settings)
-        calls.append(1)
-        return {**losses, "loss": losses["loss"] * np.nan} if len(calls) > 5 else losses
-
-    ppo_loss = ppo.ppo_loss
-    if quantity == "gradient":
-        monkeypatch.setattr(ParameterStore, "step", poisoned)
-    else:
-        monkeypatch.setattr(ppo, "ppo_loss", poisoned_loss)
-    with pytest.raises(NonFiniteError, match=r"after 96 environment steps .* train/gradient_norm") as error:
-        train(config(tmp_path), env=Faulty, progress=False)
-    assert ("loss/total" in str(error.value)) == (quantity == "loss")
-    (run,) = tmp_path.iterdir()
-    assert checkpoints_of(run)[-1].name == "step_80"
+def test_a_worker_that_hangs_while_it_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl_training.envs.workers.CLOSE_SECONDS", 0.3)
+    env = WorkerVectorEnv([Faulty, Faulty], timeout=1.0)
+    env.reset(seed=0)
+    snapshots = env.take_snapshots()
+    os.kill(env.processes[1].pid, signal.SIGSTOP)
+    with pytest.raises(EnvError, match="worker 1 did not answer restore within 1 s"):
+        env.restore_snapshots(snapshots)
+    env.close()
+    assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-@pytest.mark.parametrize(("fault", "doing"), [("raise", "step"), ("raise in reset", "reset")])
-def test_an_environment_that_raises(vectorization: str, fault: str, doing: str, tmp_path: Path) -> None:
-    shm = set(os.listdir("/dev/shm"))
-    with pytest.raises(EnvError) as error:
-        train(config(tmp_path, vectorization=vectorization), env=lambda: Faulty(fault), progress=False)
-    message = str(error.value)
-    assert "the robot" in message
-    assert "Traceback" in message, "its own"
-    assert "test_faults.py" in message
-    assert (
-        "environment worker" if vectorization == "async" else f"environment 0 raised RuntimeError in {doing}"
-    ) in message
-    (run,) = tmp_path.iterdir()
-    assert resume(run, env=lambda: Faulty(), progress=False).env_steps == 400
-    assert set(os.listdir("/dev/shm")) <= shm
+# Signals
+
+SLOW = """
+import sys, time
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Slow(CartPoleEnv):
+    def step(self, action):
+        time.sleep(0.02)
+        return super().step(action)
+
+gym.register("Slow-v0", entry_point=Slow)
+from rl_training.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
 
 
-@pytest.mark.parametrize(("fault", "said"), [("die", "died during step"), ("hang", "did not answer step within")])
-def test_a_worker_that_dies_or_hangs_during_training(fault: str, said: str, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("rl_training.envs.workers.CLOSE_SECONDS", 0.5)
-    agent = PPO(lambda: Faulty(fault), vectorization="async", num_envs=2, env_timeout=1.0, eval_every=0, **SMALL)
-    pids = [process.pid for process in agent._experiment.trainer.collector.env.env.processes]  # type: ignore[attr-defined]
-    with pytest.raises(EnvError, match=f"worker 0.*{said}"):
-        agent.learn(400, progress=False)
-    agent.close()
-    assert [pid for pid in pids if os.path.exists(f"/proc/{pid}")] == []
+def processes_of(session: int) -> list[int]:
+    """All processes that belong to a session."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            state, _, _, owner = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(owner) == session and state != "Z":
+            found.append(int(name))
+    return found
 
 
-def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
-    # an iteration of a million steps: the first signal alone would have to wait for its end
-    args = command("train", "ppo", "CartPole-v1", "--algorithm.num-steps", 10**6, "--num-envs", 1, "--eval-every", 0)
-    args += ["--total-timesteps", str(10**7), "--output-dir", str(tmp_path)]
-    process = subprocess.Popen(args, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not list(tmp_path.glob("*/metrics.jsonl")):
-        assert process.poll() is None
-        time.sleep(0.05)
-    time.sleep(1.0)
-    process.send_signal(signal.SIGINT)
-    time.sleep(1.0)
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "once more to stop at once" in errors
+def test_a_second_interrupt_stops_at_once(tmp_path: Path) -> None:
+    """Ctrl-C reaches every process of a terminal; the iteration here would take minutes."""
+    arguments = ["train", "ppo", "Slow-v0", "--num-envs", 2, "--vectorization", "async", "--algorithm.num-steps", 9999]
+    arguments += ["--total-timesteps", 10**6, "--eval-every", 0, "--output-dir", tmp_path / "runs"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, *map(str, arguments)],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stderr is not None
+        assert any("resume grade" in line for line in process.stderr), "it has begun"
+        time.sleep(1.0)
+        os.killpg(process.pid, signal.SIGINT)
+        assert any("finishing this iteration" in line for line in process.stderr)
+        time.sleep(0.5)
+        assert process.poll() is None, "the first one waits for the iteration"
+        began = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        _, error = process.communicate(timeout=30)
+        assert time.monotonic() - began < 20
+        assert process.returncode == 130
+        assert "interrupted" in error
+        assert "Traceback" not in error
+        deadline = time.monotonic() + 5
+        while processes_of(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert processes_of(process.pid) == []
+        assert not [name for name in os.listdir("/dev/shm") if str(process.pid) in name]
+    finally:
+        for pid in processes_of(process.pid):
+            os.kill(pid, signal.SIGKILL)
+    assert RunDirectory(run_of(tmp_path)).status() == "failed"
+    assert not (run_of(tmp_path) / "checkpoints").exists()
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["train", "ppo", "CartPole-v9"], "CartPole"),
-        (["train", "ppo", "CartPole-v1", "--seed", "-3"], "seed: must be >= 0"),
-        (["train", "ppo", "CartPole-v1", "--device", "warp"], "device: 'warp' is not available"),
-        (["train", "pppo", "CartPole-v1"], "Did you mean 'ppo'?"),
-        (["train", "ppo", "CartPole-v1", "--output-dir", "/proc/nowhere"], "output_dir"),
-        (["resume", "nowhere"], "nowhere"),
-        (["eval", "nowhere"], "nowhere does not exist"),
-    ],
-)
-def test_what_cannot_work_is_said_before_any_training(
-    args: list[str], said: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+# Found before any training
+
+TRAIN = ["train", "ppo", "CartPole-v1"]
+WRONG = {
+    "unknown option": [*TRAIN, "--nonsense", "3"],
+    "unknown algorithm": ["train", "pppo", "CartPole-v1"],
+    "unknown environment": ["train", "ppo", "CartPoel-v1"],
+    "unknown version": ["train", "ppo", "CartPole-v99"],
+    "malformed environment": ["train", "ppo", "no such thing"],
+    "nothing": ["train"],
+    "no number": [*TRAIN, "--total-timesteps", "many"],
+    "out of range": [*TRAIN, "--num-envs", "0"],
+    "not whole": [*TRAIN, "--seed", "1.5"],
+    "out of the algorithm's range": [*TRAIN, "--algorithm.gamma", "1.5"],
+    "unknown choice": [*TRAIN, "--vectorization", "magic"],
+    "wrong combination": [*TRAIN, "--stop-reward", "5", "--eval-every", "0"],
+    "unknown wrapper": [*TRAIN, "--wrappers", "{name: Nonsense}"],
+    "wrapper's arguments": [*TRAIN, "--wrappers", "{name: TimeLimit, kwargs: {nonsense: 1}}"],
+    "environment's arguments": [*TRAIN, "--env-kwargs", "nonsense=1"],
+    "no native environment": ["train", "ppo", "Pendulum-v1", "--vectorization", "native"],
+    "unknown device": [*TRAIN, "--device", "abacus"],
+    "no such weights": [*TRAIN, "--init-from", "nowhere"],
+    "no such config": ["train", "--config", "nowhere.yaml"],
+    "output below a file": [*TRAIN, "--output-dir", "file/runs"],
+    "output is a file": [*TRAIN, "--output-dir", "file"],
+    "no such run": ["resume", "nowhere"],
+    "not a run": ["resume", "."],
+    "no run": ["resume"],
+    "no such checkpoint": ["eval", "nowhere"],
+    "no episodes": ["eval", "nowhere", "--num-episodes", "0"],
+    "no such directory": ["runs", "nowhere"],
+    "unknown command": ["trian"],
+    "unknown preset": ["zoo", "show", "ppo/nonsense"],
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_mistakes_are_found_before_any_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([*args]) == 2
-    message = capsys.readouterr().err
-    assert said in message
-    assert "Traceback" not in message
-    assert "\n\n" not in message.strip()
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("rl_training.runtime.trainer.Trainer.run", lambda *args, **kwargs: pytest.fail("it trains"))
+    assert main([*WRONG[kind], "--quiet"] if WRONG[kind][0] in ("train", "resume") else WRONG[kind]) == 2
+    out, error = capsys.readouterr()
+    assert "Traceback" not in out + error
+    assert error.strip()
+    assert "\n\n" not in error.strip(), "one paragraph"
+    assert os.listdir(tmp_path) == ["file"], "nothing is left behind"
 
 
-def test_a_missing_extra_is_named(monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setitem(sys.modules, "mujoco", None)
-    for name in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
-        monkeypatch.delitem(sys.modules, name)
-    assert main(["train", "ppo", "Ant-v5"]) == 2
-    assert "pip install 'rl-training[mujoco]'" in capsys.readouterr().err
+@pytest.mark.parametrize("number", ["EROFS", "EACCES", "ENOSPC"])
+def test_a_directory_that_cannot_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: str
+) -> None:
+    import errno
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
+
+    monkeypatch.setattr("rl_training.experiment.runs.Path.mkdir", refuse)
+    assert main([*TRAIN, "--output-dir", str(tmp_path / "runs"), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert f"output_dir: '{tmp_path / 'runs'}' cannot be written to" in error
+    assert os.strerror(getattr(errno, number)) in error
+
+
+MISSING = """
+import contextlib, io, json, sys
+for name in ("mujoco", "Box2D", "pygame", "ale_py", "moviepy", "wandb"):
+    sys.modules[name] = None
+from rl_training.cli import main
+found = {}
+for extra, arguments in json.loads(sys.argv[1]).items():
+    error = io.StringIO()
+    with contextlib.redirect_stderr(error):
+        code = main(["train", "ppo", *arguments, "--total-timesteps", "64", "--quiet", "--output-dir", "runs"])
+    found[extra] = [code, error.getvalue()]
+print(json.dumps(found))
+"""
+
+
+def test_missing_extras(tmp_path: Path) -> None:
+    needs = {
+        "mujoco": ["Ant-v5"],
+        "box2d": ["LunarLander-v3"],
+        "atari": ["ALE/Pong-v5"],
+        "wandb": ["CartPole-v1", "--wandb"],
+        "video": ["CartPole-v1", "--video-every", "10"],
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", MISSING, json.dumps(needs)],
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    for extra, (code, error) in json.loads(done.stdout.splitlines()[-1]).items():
+        assert code == 2, (extra, error)
+        assert f"pip install 'rl-training[{extra}]'" in error
+        assert "Traceback" not in error
+    assert not (tmp_path / "runs").exists(), "nothing is left behind"

@@ -149,7 +149,7 @@ def _restore(where: str, current: Any, saved: Any, hint: Any = Any) -> Any:
         check_tensor(where, torch.from_numpy(current), torch.as_tensor(saved))
         np.copyto(current, np.asarray(saved))
     elif isinstance(current, deque):
-        _check_plain(where, hint, current, saved)
+        check_plain(where, hint, saved, current)
         current.clear()
         current.extend(saved)
     elif isinstance(current, (list, tuple)) and any(_is_state(item) for item in current):
@@ -164,7 +164,7 @@ def _restore(where: str, current: Any, saved: Any, hint: Any = Any) -> Any:
         for key, item in current.items():
             current[key] = _restore(f"{where}[{key}]", item, saved[key])
     else:
-        _check_plain(where, hint, current, saved)
+        check_plain(where, hint, saved, current)
         return tuple(saved) if isinstance(current, tuple) and isinstance(saved, list) else saved  # files have no tuples
     return current
 
@@ -177,7 +177,8 @@ def _hints(cls: type[Any]) -> dict[str, Any]:
         return {}
 
 
-def _check_plain(where: str, hint: Any, current: Any, saved: Any) -> None:
+def check_plain(where: str, hint: Any, saved: Any, current: Any = ...) -> None:
+    """Refuse plain data of another type than was announced (or than there is now, where no type fits)."""
     if not _fits(hint, saved) and not (type(saved) is type(current) and _fits(type(saved), saved)):
         expected = getattr(hint, "__name__", hint) if not typing.get_args(hint) else hint
         raise CheckpointError(f"{where} is of type {expected}, the checkpoint has {saved!r:.60}")

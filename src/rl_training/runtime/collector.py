@@ -19,7 +19,7 @@ from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.random import draw_seed
 from rl_training.contracts.state import Stateful
 from rl_training.data.normalize import ObservationNormalizer, RewardNormalizer
-from rl_training.runtime.guards import check_step
+from rl_training.runtime.guards import check_observation, check_step
 
 WINDOW = 100
 """Episodes over which returns, lengths and successes are averaged."""
@@ -153,6 +153,7 @@ class Collector(Stateful):
     def reset(self) -> None:
         """Begin new episodes everywhere, from the next seed of the environment stream."""
         self.obs = self.env.reset(seed=draw_seed(self.env_rng))
+        check_observation(self.obs, np.arange(self.env.num_envs), "at a reset")
         self.policy_state = None
         self.episode_start = np.ones(self.env.num_envs, np.bool_)
         self.statistics.restart()
@@ -191,7 +192,7 @@ class Collector(Stateful):
             step = self.env.step(self.actions.to_env(action))
             env_seconds += time.perf_counter() - acted
             policy_seconds += acted - began
-            check_step(step, env_steps + transitions)
+            check_step(step, f"after {env_steps + transitions} environment steps")
             policy_obs = self._record(sink, policy_obs, action, out, step)
             transitions += int(step.valid.sum())
             if max_transitions is not None and transitions >= max_transitions:

@@ -11,6 +11,7 @@ from rl_training.contracts.environment import ActionMapping, Environments
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.data.normalize import ObservationNormalizer
 from rl_training.runtime.collector import Episode, EpisodeStatistics, to_tensors
+from rl_training.runtime.guards import check_step
 
 
 class Evaluator:
@@ -53,6 +54,7 @@ class Evaluator:
                 rng=rng,
             )
             step = self.env.step(self.actions.to_env(out.action.cpu().numpy()))
+            check_step(step, "in an evaluation")
             for env, episode in zip(step.ended, statistics.add(step), strict=True):
                 if quota[env] > 0:
                     quota[env] -= 1

@@ -9,31 +9,30 @@ from rl_training.contracts.environment import VectorStep
 from rl_training.contracts.errors import NonFiniteError
 
 
-def check_step(step: VectorStep, env_steps: int) -> None:
-    """Refuse rewards and observations (also last ones of an episode) that are not finite."""
+def check_step(step: VectorStep, when: str) -> None:
+    """Refuse rewards and observations (also last ones of an episode) that are not finite; `when` is for the message."""
     everyone = np.arange(len(step.reward))
-    _check("reward", step.reward, everyone, env_steps)
-    _check_observation(step.obs, everyone, env_steps)
+    _check("reward", step.reward, everyone, when)
+    check_observation(step.obs, everyone, when)
     if step.final_obs is not None:
-        _check_observation(step.final_obs, step.ended, env_steps)
+        check_observation(step.final_obs, step.ended, when)
 
 
-def _check_observation(obs: ArrayObservation, envs: AnyArray, env_steps: int) -> None:
+def check_observation(obs: ArrayObservation, envs: AnyArray, when: str) -> None:
+    """Refuse observations of the environments with these numbers that are not finite."""
     if isinstance(obs, dict):
         for key, part in obs.items():
-            _check(f"observation '{key}'", part, envs, env_steps)
+            _check(f"observation '{key}'", part, envs, when)
     else:
-        _check("observation", obs, envs, env_steps)
+        _check("observation", obs, envs, when)
 
 
-def _check(quantity: str, values: AnyArray, envs: AnyArray, env_steps: int) -> None:
+def _check(quantity: str, values: AnyArray, envs: AnyArray, when: str) -> None:
     if values.dtype.kind != "f" or np.isfinite(values).all():
         return
     rows = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
     numbers = ", ".join(str(number) for number in envs[rows])
-    raise NonFiniteError(
-        f"environment {numbers}: the {quantity} is not finite, after {env_steps} environment steps: {values[rows][0]}"
-    )
+    raise NonFiniteError(f"environment {numbers}: the {quantity} is not finite, {when}: {values[rows][0]}")
 
 
 def check_update(metrics: Metrics, env_steps: int) -> None:

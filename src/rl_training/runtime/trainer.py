@@ -13,7 +13,7 @@ from typing import Any
 from rl_training.contracts.algorithm import Algorithm, Policy
 from rl_training.contracts.batches import EvaluationResult, Metrics, Progress
 from rl_training.contracts.errors import CheckpointError
-from rl_training.contracts.state import Stateful, check_keys
+from rl_training.contracts.state import Stateful, check_keys, check_plain
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
 
@@ -198,13 +198,13 @@ class Trainer(Stateful, ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore all parts. Callbacks get theirs when the next `run` knows them."""
         check_keys("the run", ("algorithm", "collector", "progress", "best_return", "metrics", "callbacks"), state)
-        best, callbacks = state["best_return"], state["callbacks"]
-        if not isinstance(best, (float, type(None))) or not isinstance(callbacks, dict):
-            raise CheckpointError(f"the best return or the callbacks are damaged: {best!r:.60}, {callbacks!r:.60}")
+        check_plain("the best return", float | None, state["best_return"])
+        check_plain("the metrics", dict[str, float], state["metrics"])
+        check_plain("the state of callbacks", dict[str, dict[str, Any]], state["callbacks"])
         self.algorithm.load_state_dict(state["algorithm"])
         self.collector.load_state_dict(state["collector"])
         self.progress.load_state_dict(state["progress"])
-        self._best_return, self._callback_state = best, callbacks
+        self._best_return, self._callback_state = state["best_return"], state["callbacks"]
         self._latest = dict(state["metrics"])
         self._just_restored = True
 
