@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import json
 import re
 import sys
@@ -47,12 +48,28 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def config_classes() -> dict[str, type[Any]]:
-    """The dataclasses of settings by name: the run's, and each algorithm's."""
-    return {cls.__name__: cls for cls in (TrainConfig, *(spec.config for spec in registry().values()))}
+    """The dataclasses of settings by name: the run's, each algorithm's, and what these derive from."""
+    configs = [base for spec in registry().values() for base in spec.config.__mro__ if dataclasses.is_dataclass(base)]
+    return {cls.__name__: cls for cls in (TrainConfig, *configs)}
 
 
-def settings_block(name: str) -> str:
-    """Tables of a config's settings: its own, and one for each section in it."""
+def settings_block(argument: str) -> str:
+    """Tables of a config's settings, one for each section: all (`NAME`), or what differs (`NAME beyond BASE`)."""
+    name, _, base = argument.partition(" beyond ")
+    tables = settings_tables(name)
+    if base:
+        known = settings_tables(base)
+        tables = {key: [row for row in rows if row not in known.get(key, [])] for key, rows in tables.items()}
+    head = ["Setting", "Type", "Default", "Range", "What it does"]
+    return "\n\n".join(
+        (f"In the section `{section}`:\n\n" if section else "") + table(head, rows)
+        for section, rows in tables.items()
+        if rows
+    )
+
+
+def settings_tables(name: str) -> dict[str, list[list[str]]]:
+    """The rows of a config's own settings (under an empty name) and of each section in it."""
     cls = config_classes()[name]
     sections = {
         field.name: field.default_factory
@@ -61,18 +78,17 @@ def settings_block(name: str) -> str:
         and dataclasses.is_dataclass(hint)
         and field.default_factory is not dataclasses.MISSING
     }
-    parts = [settings_table(cls, skip=sections)]
+    tables = {"": settings_rows(cls, skip=sections)}
     for section, factory in sections.items():
         default = factory()
-        parts.append(f"In the section `{section}`:")
-        parts.append(settings_table(type(default), default, prefix=f"{section}."))
-    return "\n\n".join(parts)
+        tables[section] = settings_rows(type(default), default, prefix=f"{section}.")
+    return tables
 
 
-def settings_table(cls: type[Any], defaults: Any = None, prefix: str = "", skip: Iterable[str] = ()) -> str:
+def settings_rows(cls: type[Any], defaults: Any = None, prefix: str = "", skip: Iterable[str] = ()) -> list[list[str]]:
     """One row per field: name, type, default, range, help."""
     hints = typing.get_type_hints(cls)
-    rows = [
+    return [
         [
             f"`{prefix}{field.name}`",
             type_text(hints[field.name]),
@@ -83,7 +99,6 @@ def settings_table(cls: type[Any], defaults: Any = None, prefix: str = "", skip:
         for field in dataclasses.fields(cls)
         if field.name not in skip
     ]
-    return table(["Setting", "Type", "Default", "Range", "What it does"], rows)
 
 
 def type_text(hint: Any) -> str:
@@ -143,29 +158,38 @@ def range_text(field: dataclasses.Field[Any]) -> str:
     return ", ".join(bounds)
 
 
-def presets_block(algo: str) -> str:
-    """The presets of an algorithm."""
+def presets_block(algos: str) -> str:
+    """The presets of an algorithm, or of several."""
     rows = []
     for preset in presets().values():
-        if preset.algo == algo:
+        if preset.algo in algos.split():
             config = resolve([preset.layer()])
             rows.append(
                 [f"`{preset.name}`", environment_text(preset), f"{config.total_timesteps:,}", f"{config.num_envs}"]
             )
-    return table(["Preset", "Environment", "Steps", "Environments side by side"], rows)
+    return table(["Preset", "Environment", "Steps", "Environments side by side"], rows) if rows else "None yet."
 
 
-def environment_text(preset: Preset) -> str:
-    """The environment of a preset, with its arguments."""
+def environment_text(preset: Preset, env_id: str = "") -> str:
+    """The environment of a preset, or another one, with its arguments."""
     kwargs = " ".join(f"`{key}={plain_text(value)}`" for key, value in preset.env_kwargs.items())
-    return f"{preset.env_id} {kwargs}".strip()
+    return f"{env_id or preset.env_id} {kwargs}".strip()
+
+
+def page_of(algo: str) -> str:
+    """Where in the docs an algorithm is described: the page that lists its presets."""
+    for path in sorted((DOCS / "algorithms").glob("*.md")):
+        for _, kind, argument, _ in BLOCK.findall(path.read_text(encoding="utf-8")):
+            if kind == "presets" and algo in argument.split():
+                return f"algorithms/{path.name}"
+    raise ValueError(f"no page in docs/algorithms has the presets of {algo}")
 
 
 def algorithms_block(_: str) -> str:
     """All algorithms in the registry."""
     rows = [
         [
-            f"[{spec.title}](algorithms/{spec.name}.md)",
+            f"[{spec.title}]({page_of(spec.name)}#{spec.title.lower()})",
             f"`{spec.name}`",
             spec.layer,
             ", ".join(regime.value for regime in spec.regimes),
@@ -221,7 +245,7 @@ RESULTS_HEAD = """\
 
 <!-- Generated by scripts/generate_docs.py; do not edit. -->
 
-What the presets reach when they are really trained. Every preset is in the table; one without a measurement says so.
+What the presets reach when they are really trained. Every preset is in a table; one without a measurement says so.
 The numbers come from the files in `src/rl_training/zoo/results`, which `scripts/measure_presets.py` writes; to measure
 a preset yourself, run `python scripts/measure_presets.py ppo/cartpole --seeds 0 1 2` in a clone.
 """
@@ -229,7 +253,15 @@ a preset yourself, run `python scripts/measure_presets.py ppo/cartpole --seeds 0
 READING = """\
 *Median* is the median over the seeds of each seed's mean return; *seeds* gives mean ± deviation over the evaluation
 episodes of one seed each; *untrained* is the median of the same evaluation before any training. Three seeds show
-whether a preset works; they are too few to rank algorithms by small differences.
+whether a preset works; they are too few to rank algorithms by small differences. Some presets were also measured on
+another version of their environment or for fewer steps, to compare with what others published.
+"""
+
+HINDSIGHT_HEAD = """\
+## Hindsight
+
+The same settings on tasks with goals, with [hindsight](algorithms/hindsight.md) and without. The tasks are in
+`tests/envs/goal_tasks.py`, with their settings; `python -m scripts.measure_hindsight` measures them.
 """
 
 PUBLISHED_HEAD = """\
@@ -242,49 +274,129 @@ protocols differ from ours and from each other's, so read them as the size to ex
 
 def results_page(results_dir: Path = RESULTS, published_file: Path = DOCS / "published.yaml") -> str:
     """The whole results page."""
-    files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results_dir.glob("*.json"))]
-    measured = {name: entry for data in files for name, entry in data.get("presets", {}).items()}
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results_dir.glob("*.json"))]
+    files = [data for data in found if "presets" in data]
+    measured = {name: entry for data in files for name, entry in data["presets"].items()}
+    tasks = [data for data in found if "tasks" in data]
     published = read_yaml(published_file)
-    parts = [RESULTS_HEAD]
-    parts += [f"Protocol: {protocol}.\n" for protocol in sorted({data["protocol"] for data in files})]
-    rows = [result_row(preset, measured.get(name), published) for name, preset in sorted(presets().items())]
-    parts.append(table(["Preset", "Steps", "Median", "Seeds", "Untrained", "Published"], rows) + "\n")
+    parts = [RESULTS_HEAD, *protocol_lines(files)]
     if measured:
         parts.append(READING)
+    head = ["Preset", "Steps", "Median", "Seeds", "Untrained", "Published"]
+    for algo in sorted({preset.algo for preset in presets().values()}):
+        own = [preset for _, preset in sorted(presets().items()) if preset.algo == algo]
+        rows = [row for preset in own for row in result_rows(preset, measured, published)]
+        parts.append(f"## {registry()[algo].title}\n\n{table(head, rows)}\n")
+    parts += [hindsight_part(data) for data in tasks]
     parts += [PUBLISHED_HEAD, published_table(published) + "\n"]
     parts += [
         f"- {source['name']}: {source['protocol']} ({source['where']})." for source in published["sources"].values()
     ]
-    if measured:
-        parts += ["\n## Where it was measured\n", *where_lines(measured)]
+    runs = [run for entry in measured.values() for run in entry["seeds"].values()]
+    runs += [run for data in tasks for task in data["tasks"].values() for run in task_runs(task)]
+    if runs:
+        parts += ["\n## Where it was measured\n", *where_lines(runs)]
     return "\n".join(parts) + "\n"
 
 
-def result_row(preset: Preset, entry: dict[str, Any] | None, published: dict[str, Any]) -> list[str]:
-    """One preset: what it reached, and what others published."""
-    figures = []
+def protocol_lines(files: Iterable[dict[str, Any]]) -> list[str]:
+    """How it was measured; entries that were measured otherwise have a mark in their name."""
+    lines = {f"Protocol: {data['protocol']}.\n" for data in files}
+    own = {
+        f"Protocol of the rows *{mark_of(name)}*: {entry['protocol']}.\n"
+        for data in files
+        for name, entry in data["presets"].items()
+        if mark_of(name)
+    }
+    return [*sorted(lines), *sorted(own)]
+
+
+def mark_of(name: str) -> str:
+    """What sets a measurement apart besides other settings: `best` in `dqn/cartpole total_timesteps=100000 best`."""
+    return " ".join(word for word in name.split()[1:] if "=" not in word)
+
+
+def changes_of(name: str) -> dict[str, Any]:
+    """The settings in which a measurement differs from its preset: one in `td3/hopper env_id=Hopper-v4`."""
+    return dict(measuring().change(word) for word in name.split()[1:] if "=" in word)
+
+
+def result_rows(preset: Preset, measured: dict[str, Any], published: dict[str, Any]) -> list[list[str]]:
+    """A preset as it is, and as it was measured with other settings.
+
+    A published figure stands in the row of its environment and number of steps; else in a row of its number of steps;
+    else in the first.
+    """
+    entries = {preset.name: measured.get(preset.name)}
+    entries.update({name: measured[name] for name in sorted(measured) if name.split()[0] == preset.name})
+    configs = {name: measuring().configure(preset.name, changes_of(name)) for name in entries}
+    figures: dict[str, list[str]] = {name: [] for name in entries}
     for figure in published["figures"]:
         if figure["preset"] == preset.name:
-            other = "" if figure["env_id"] == preset.env_id else f", on {figure['env_id']}"
-            figures.append(f"{number(figure['mean'])} ({published['sources'][figure['source']]['short']}{other})")
-    about = [f"`{preset.name}`<br>{environment_text(preset)}", f"{preset.total_timesteps:,}"]
+            near = [name for name, config in configs.items() if config.total_timesteps == figure["steps"]]
+            same = [name for name in near if configs[name].env_id == figure["env_id"]]
+            name = [*same, *near, preset.name][0]
+            figures[name].append(figure_text(figure, configs[name], published))
+    return [result_row(preset, name, configs[name], entries[name], figures[name]) for name in entries]
+
+
+def figure_text(figure: dict[str, Any], config: TrainConfig, published: dict[str, Any]) -> str:
+    """A published value, its source, and in what it is about something else than the row that it stands in."""
+    about = [published["sources"][figure["source"]]["short"]]
+    if figure["env_id"] != config.env_id:
+        about.append(f"on {figure['env_id']}")
+    if figure["steps"] != config.total_timesteps:
+        about.append(f"{figure['steps']:,} steps")
+    return f"{number(figure['mean'])} ({', '.join(about)})"
+
+
+def result_row(
+    preset: Preset, name: str, config: TrainConfig, entry: dict[str, Any] | None, figures: list[str]
+) -> list[str]:
+    """One measurement: what it reached, and what others published."""
+    shown = ("env_id", "total_timesteps")  # in columns of their own
+    others = [f"`{word}`" for word in name.split()[1:] if "=" in word and not word.startswith(shown)]
+    label = " ".join([f"`{preset.name}`", *others, *([f"*{mark_of(name)}*"] if mark_of(name) else [])])
+    about = [f"{label}<br>{environment_text(preset, config.env_id)}", f"{config.total_timesteps:,}"]
     if entry is None:
         return [*about, "not yet measured", "", "", "<br>".join(figures)]
     seeds = [f"{number(run['mean'])} ± {number(run['std'])}" for run in entry["seeds"].values()]
     median = f"**{number(entry['median'])}**"
-    if not is_current(preset, entry):
+    if entry["config_hash"] != measuring().config_hash(config):
         median += " (with earlier settings)"
     return [*about, median, "<br>".join(seeds), number(entry["untrained_median"]), "<br>".join(figures)]
 
 
-def is_current(preset: Preset, entry: dict[str, Any]) -> bool:
-    """Whether a preset still has the settings that were measured."""
+def hindsight_part(data: dict[str, Any]) -> str:
+    """Success on tasks with goals, with hindsight and without."""
+    rows = [
+        [f"`{name}`", f"{task['total_timesteps']:,}", success_text(task["with_her"]), success_text(task["without_her"])]
+        for name, task in data["tasks"].items()
+    ]
+    tasks = table(["Task", "Steps", "With hindsight", "Without"], rows)
+    return f"{HINDSIGHT_HEAD}\nProtocol: {data['protocol']}; the median, and each seed.\n\n{tasks}\n"
+
+
+def success_text(side: dict[str, Any]) -> str:
+    """The median success and that of each seed, in percent."""
+    if not side:
+        return "not yet measured"
+    seeds = ", ".join(f"{run['success_rate']:.0%}" for run in side["seeds"].values())
+    return f"**{side['median']:.0%}** ({seeds})"
+
+
+def task_runs(task: dict[str, Any]) -> list[dict[str, Any]]:
+    """All runs of a task, with hindsight and without."""
+    return [run for side in ("with_her", "without_her") for run in task[side].get("seeds", {}).values()]
+
+
+def measuring() -> types.ModuleType:
+    """The script that measures, which knows what a measurement's settings were."""
     sys.path.insert(0, str(Path(__file__).parent))
     try:
-        from measure_presets import config_hash
+        return importlib.import_module("measure_presets")
     finally:
         sys.path.pop(0)
-    return bool(entry["config_hash"] == config_hash(resolve([preset.layer()])))
 
 
 def published_table(published: dict[str, Any]) -> str:
@@ -303,15 +415,14 @@ def published_table(published: dict[str, Any]) -> str:
     return table(["For preset", "Measured on", "Steps", "Return", "Runs", "Source"], rows)
 
 
-def where_lines(measured: dict[str, Any]) -> list[str]:
+def where_lines(runs: list[dict[str, Any]]) -> list[str]:
     """Machines, versions and dates behind the numbers."""
-    runs = [run for entry in measured.values() for run in entry["seeds"].values()]
     dates = sorted(run["date"][:10] for run in runs)
     versions: dict[str, set[str]] = {}
     for run in runs:
         for name, version in run["versions"].items():
             versions.setdefault(name, set()).add(version)
-    machines = sorted({f"{run['cpu']}, {run['torch_threads']} torch thread(s) per run" for run in runs})
+    machines = sorted({f"{run['cpu']}, {run.get('torch_threads', 1)} torch thread(s) per run" for run in runs})
     return [
         f"- Dates: {dates[0]} to {dates[-1]}; {len(runs)} runs.",
         f"- Machines: {'; '.join(machines)}.",

@@ -6,6 +6,7 @@ import importlib
 import math
 import types
 import typing
+from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 import numpy as np
@@ -14,14 +15,15 @@ import torch
 from gymnasium import spaces
 
 from rl_training.algorithms.registry import check_action_space, get_spec, registry
-from rl_training.contracts.batches import Progress, Step
+from rl_training.contracts.batches import Progress, Step, TransitionBatch, map_observation
 from rl_training.contracts.errors import ConfigError, SpaceError
 from rl_training.contracts.random import random_stream
 from rl_training.contracts.schedule import Linear, Schedule
-from rl_training.contracts.spec import EnvSpec, OnPolicyConfig, Regime
+from rl_training.contracts.spec import EnvSpec, Regime
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.experiment.config import TrainConfig, read_config
 from rl_training.experiment.presets import presets
+from tests.small import small_settings
 
 SPECS = registry()
 ON_POLICY = {name: spec for name, spec in SPECS.items() if Regime.ON_POLICY in spec.regimes}
@@ -43,7 +45,7 @@ each_algorithm = pytest.mark.parametrize("name", SPECS)
 each_on_policy = pytest.mark.parametrize("name", ON_POLICY)
 each_action_space = pytest.mark.parametrize(
     ("name", "kind"),
-    [pytest.param(n, k, id=f"{n}-{k.__name__}") for n, spec in ON_POLICY.items() for k in spec.action_spaces],
+    [pytest.param(n, k, id=f"{n}-{k.__name__}") for n, spec in SPECS.items() for k in spec.action_spaces],
 )
 
 
@@ -118,6 +120,8 @@ def another(hint, field, value):
         return (value or 1) + 1
     if hint is float:
         return 0.5 if value != 0.5 else 0.25
+    if hint is Path:
+        return Path("elsewhere")
     return {"encoder": "flat"}[field.name]
 
 
@@ -125,6 +129,8 @@ def all_changed(config):
     """A copy of a config in which every single setting has another value."""
     hints = typing.get_type_hints(type(config))
     fields = dataclasses.fields(config)
+    if hasattr(config, "v_min"):
+        config.v_min = 0.5  # so that what `another` makes of it stays below the other end
     return type(config)(**{f.name: another(hints[f.name], f, getattr(config, f.name)) for f in fields})
 
 
@@ -207,7 +213,7 @@ def test_a_space_that_nobody_takes_is_answered_with_advice():
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Updates of on-policy algorithms
+# Updates
 # ----------------------------------------------------------------------------------------------------------------------
 
 T, N = 12, 3
@@ -228,10 +234,44 @@ def to_tensors(obs):
     return {k: torch.from_numpy(v) for k, v in obs.items()} if isinstance(obs, dict) else torch.from_numpy(obs)
 
 
-def make(name, env, seed=0):
+def make(name, env, seed=0, **settings):
     spec = SPECS[name]
-    assert issubclass(spec.config, OnPolicyConfig)
-    return spec.algorithm(spec.config(), env, torch.device("cpu"), random_stream(seed, "algorithm"))
+    config = TrainConfig(algo=name, env_id="any", algorithm=small_settings(spec, **settings)).algorithm
+    return spec.algorithm(config, env, torch.device("cpu"), random_stream(seed, "algorithm"))
+
+
+def env_of(name, obs="box"):
+    """An environment for an algorithm."""
+    return EnvSpec(OBSERVATION_SPACES[obs], ACTION_SPACES[SPECS[name].action_spaces[0]])
+
+
+def data(algorithm, env, seed=0):
+    """What an algorithm learns from: a rollout, or transitions."""
+    on_policy = type(algorithm) in [spec.algorithm for spec in ON_POLICY.values()]
+    return fill(algorithm, env, seed) if on_policy else transitions(env, seed)
+
+
+def transitions(env, seed=0):
+    """A batch as replay gives them, with ends of episodes and weights."""
+    rng = np.random.default_rng(seed)
+    space, rows = env.action_space, 16
+    if isinstance(space, spaces.Discrete):
+        action = torch.from_numpy(rng.integers(space.n, size=rows))  # counted from 0, wherever the space starts
+    else:
+        action = torch.from_numpy(rng.uniform(-1, 1, (rows, *space.shape)).astype(np.float32))
+    reward, weight = (torch.from_numpy(rng.random(rows, dtype=np.float32)) for _ in range(2))
+    discount = torch.where(torch.arange(rows) % 5 == 0, 0.0, 0.99)
+    obs, next_obs = (stored(sample(env.observation_space, rows, rng)) for _ in range(2))
+    return TransitionBatch(obs, action, reward, discount, next_obs, weight, torch.arange(rows))
+
+
+def stored(obs):
+    """Observations as replay keeps them: no doubles."""
+    return to_tensors(map_observation(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x, obs))
+
+
+NOW = Progress(env_steps=0, horizon=1000, updates=1)
+"""At a step at which what learns with a delay of two is due."""
 
 
 def fill(algorithm, env, seed=0):
@@ -248,7 +288,7 @@ def fill(algorithm, env, seed=0):
         extras = {key: value.numpy() for key, value in out.extras.items()}
         valid = ~((np.arange(N) == 1) & (t == 7))
         step = Step(
-            obs, obs, out.action.numpy(), extras, reward, reward, terminated, truncated, valid, ended, final, final
+            obs, obs, out.action.numpy(), extras, reward, reward, terminated, truncated, valid, ended, final, final, obs
         )
         buffer.add(step)
     buffer.last_obs = sample(env.observation_space, N, rng)
@@ -265,7 +305,7 @@ def differing(one, two):
 
 def check_update(algorithm, env):
     before = weights(algorithm)
-    result = algorithm.update(fill(algorithm, env), Progress(env_steps=0, horizon=1000))
+    result = algorithm.update(data(algorithm, env), NOW)
     assert result.num_updates >= 1
     assert result.metrics
     assert {name: float(value) for name, value in result.metrics.items() if not math.isfinite(value)} == {}
@@ -273,6 +313,10 @@ def check_update(algorithm, env):
     after = weights(algorithm)
     assert differing(before, after) == set(before)  # every parameter has moved
     assert all(torch.isfinite(value).all() for value in after.values())
+    if result.priorities is not None:
+        assert result.priorities.shape == (16,)
+        assert not result.priorities.requires_grad
+        assert (result.priorities >= 0).all()
 
 
 @each_action_space
@@ -281,48 +325,93 @@ def test_an_update_on_each_action_space(name, kind):
     check_update(make(name, env), env)
 
 
-@each_on_policy
+@each_algorithm
 @pytest.mark.parametrize("obs", OBSERVATION_SPACES)
 def test_an_update_on_each_observation_space(name, obs):
-    env = EnvSpec(OBSERVATION_SPACES[obs], spaces.Discrete(3))
+    env = env_of(name, obs)
     check_update(make(name, env), env)
+
+
+@each_algorithm
+def test_training_mode_lasts_as_long_as_an_update(name):
+    env = env_of(name)
+    algorithm = make(name, env)
+    assert not algorithm.policy.training
+    algorithm.update(data(algorithm, env), NOW)
+    assert not any(module.training for module in algorithm.policy.modules())
+
+
+@each_algorithm
+@pytest.mark.parametrize("obs", OBSERVATION_SPACES)
+def test_the_policy_acts_and_values_on_each_observation_space(name, obs):
+    env = env_of(name, obs)
+    algorithm = make(name, env)
+    batch = to_tensors(sample(env.observation_space, 5, np.random.default_rng(0)))
+    policy = algorithm.explore(NOW)
+    for deterministic in (False, True):
+        out = policy.act(batch, deterministic=deterministic, rng=np.random.default_rng(1))
+        assert out.action.shape == (5, *env.action_space.shape)
+        assert not out.action.requires_grad
+    assert torch.equal(out.action, policy.act(batch, deterministic=True).action)  # needs no stream
+    values = policy.value(batch)
+    assert values.shape == (5,)
+    assert not values.requires_grad
+    with pytest.raises(NotImplementedError, match="mask"):
+        policy.act(batch, deterministic=True, action_mask=torch.ones(5, 3, dtype=torch.bool))
+
+
+@each_algorithm
+def test_weights_can_be_started_from(name):
+    env = env_of(name)
+    trained, fresh, other = make(name, env), make(name, env, seed=9), make(name, env, seed=9)
+    trained.update(data(trained, env), NOW)
+    fresh.start_from(copy.deepcopy(trained.state_dict()["policy"]))
+    assert differing(weights(trained), weights(fresh)) == set()
+    copies = [value for value in vars(fresh).values() if type(value).__name__ == "Target"]
+    for target in copies:  # and so do the copies that follow them
+        assert torch.equal(target.flat, target.source)
+    assert fresh.rng.bit_generator.state == other.rng.bit_generator.state, "the rest is as in a new run"
 
 
 DISCRETE = EnvSpec(OBSERVATION_SPACES["box"], spaces.Discrete(3))
 
 
-@each_on_policy
+@each_algorithm
 def test_equal_seeds_give_equal_bits_whatever_the_global_streams_do(name):
-    results = []
+    env, results = env_of(name), []
     for global_seed in (1, 2):
         torch.manual_seed(global_seed)
         np.random.seed(global_seed)  # noqa: NPY002
         before = torch.get_rng_state()
-        algorithm = make(name, DISCRETE)
-        algorithm.update(fill(algorithm, DISCRETE), Progress(horizon=1000))
+        algorithm = make(name, env)
+        algorithm.update(data(algorithm, env), NOW)
         results.append(weights(algorithm))
         assert torch.equal(torch.get_rng_state(), before)  # and they are left alone
     assert differing(*results) == set()
-    assert differing(results[0], weights(make(name, DISCRETE, seed=1))) != set()
+    assert differing(results[0], weights(make(name, env, seed=1))) != set()
 
 
-@each_on_policy
+@each_algorithm
 def test_the_state_comes_back_bit_for_bit(name):
-    first, second = make(name, DISCRETE), make(name, DISCRETE, seed=9)
+    env = env_of(name)
+    first, second = make(name, env), make(name, env, seed=9)
     for seed in range(2):
-        first.update(fill(first, DISCRETE, seed), Progress(horizon=1000))
-    second.update(fill(second, DISCRETE, 5), Progress(horizon=1000))  # a past of its own, which must not show
+        first.update(data(first, env, seed), NOW)
+    second.update(data(second, env, 5), NOW)  # a past of its own, which must not show
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     assert differing(weights(first), weights(second)) == set()
-    for algorithm in (first, second):
-        algorithm.update(fill(algorithm, DISCRETE, 3), Progress(horizon=1000))
+    for seed in (3, 4):  # the second update sees what the first left in optimizers, targets and streams
+        for algorithm in (first, second):
+            algorithm.update(data(algorithm, env, seed), NOW)
     assert differing(weights(first), weights(second)) == set()
 
 
-@each_on_policy
+@each_algorithm
 def test_the_state_names_every_parameter(name):
-    algorithm = make(name, DISCRETE)
-    assert set(algorithm.state_dict()["policy"]) == set(dict(algorithm.policy.named_parameters()))
+    algorithm = make(name, env_of(name))
+    named, kept = set(dict(algorithm.policy.named_parameters())), set(algorithm.policy.state_dict())
+    assert named <= set(algorithm.state_dict()["policy"]) == kept
+    assert kept - named <= {"epsilon", "noise_std"}, "what exploration is at"
 
 
 @each_on_policy
@@ -355,13 +444,33 @@ def test_truncation_is_not_termination(name):
     assert differing(*results) != set()
 
 
-@each_on_policy
+@pytest.mark.parametrize("name", [name for name in SPECS if name not in ON_POLICY])
+def test_nothing_is_expected_after_a_termination(name):
+    # where the discount is 0, it does not matter what was seen next; elsewhere it does
+    env = env_of(name)
+    batch = transitions(env)
+    results = []
+    for rows, number in ((batch.discount == 0, 0.0), (batch.discount == 0, 0.5), (batch.discount > 0, 0.5)):
+        # plain gradients: Adam's would make steps of what is only rounding (probabilities that sum to nearly one)
+        algorithm, next_obs = make(name, env, optimizer={"name": "sgd"}), batch.next_obs.clone()
+        next_obs[rows] = number
+        algorithm.update(batch._replace(next_obs=next_obs), NOW)
+        results.append(weights(algorithm))
+    start = weights(make(name, env))
+    for key, value in results[0].items():
+        torch.testing.assert_close(results[1][key] - start[key], value - start[key], rtol=1e-3, atol=1e-8)
+    far = [
+        (results[2][key] - value).abs().max() / (value - start[key]).abs().max() for key, value in results[0].items()
+    ]
+    assert max(far) > 1e-2
+
+
+@each_algorithm
 def test_a_learning_rate_that_faded_to_zero_changes_nothing(name):
-    spec = SPECS[name]
-    config = spec.config(learning_rate=Linear(1e-2, 0.0))
-    algorithm = spec.algorithm(config, DISCRETE, torch.device("cpu"), random_stream(0, "algorithm"))
+    env = env_of(name)
+    algorithm = make(name, env, learning_rate=Linear(1e-2, 0.0))
     before = weights(algorithm)
-    algorithm.update(fill(algorithm, DISCRETE), Progress(env_steps=1000, horizon=1000))
+    algorithm.update(data(algorithm, env), Progress(env_steps=1000, horizon=1000, updates=1))
     assert differing(before, weights(algorithm)) == set()
-    algorithm.update(fill(algorithm, DISCRETE), Progress(env_steps=500, horizon=1000))
+    algorithm.update(data(algorithm, env), Progress(env_steps=500, horizon=1000, updates=1))
     assert differing(before, weights(algorithm)) == set(before)

@@ -26,6 +26,7 @@ from rl_training.algorithms.registry import registry
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.schedule import Linear
 from rl_training.contracts.spec import AlgorithmSpec
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.experiment import build, session
 from rl_training.experiment.build import Experiment, build_experiment
@@ -34,9 +35,12 @@ from rl_training.experiment.logging import ProgressCallback
 from rl_training.experiment.restoring import load_experiment
 from rl_training.experiment.runs import RunDirectory
 from rl_training.experiment.session import save_experiment
+from rl_training.policies.noisy import NoisyLinear
 from rl_training.policies.parameters import ParameterStore
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.trainer import Timers, Trainer
+from tests.resume_harness import _flat
+from tests.small import small_settings
 
 EVERYTHING = "*"
 EXEMPT: dict[type[Any], dict[str, str]] = {
@@ -51,6 +55,7 @@ EXEMPT: dict[type[Any], dict[str, str]] = {
         "restored_from": "where the state was read from, for messages",
     },
     ParameterStore: {"grad": "zeroed before every use"},
+    NoisyLinear: {"_buffers": "noise, which is drawn anew before every use and off otherwise"},
 }
 """What is not state although it changes, by class, with the reason."""
 
@@ -123,9 +128,20 @@ def fingerprint(value: Any) -> Any:
     return ("object", type(value).__qualname__)  # walked by itself, or not ours
 
 
+def attributes_of(owner: Any) -> dict[str, Any]:
+    """Of the object itself, and defaults that a dataclass leaves with the class until they are first set.
+
+    Replay counts by its rows: what lies in places of its ring that hold none does not matter.
+    """
+    if isinstance(owner, ReplayBuffer):
+        return _flat(owner.state_dict())
+    fields = dataclasses.fields(owner) if dataclasses.is_dataclass(owner) else ()
+    return {**{field.name: getattr(owner, field.name) for field in fields if hasattr(owner, field.name)}, **vars(owner)}
+
+
 def look_at(root: Any) -> Snapshot:
     return {
-        path: {name: fingerprint(value) for name, value in vars(owner).items()}
+        path: {name: fingerprint(value) for name, value in attributes_of(owner).items()}
         for path, owner in objects_of(root).items()
     }
 
@@ -171,9 +187,8 @@ class Counting(Callback):
 
 def make_config(spec: AlgorithmSpec, output: Path) -> TrainConfig:
     discrete = spaces.Discrete in spec.action_spaces
-    names = spec.config.__dataclass_fields__
-    own: dict[str, Any] = {"num_steps": 16} if "num_steps" in names else {}
-    if "learning_rate" in names:
+    own = small_settings(spec)
+    if "learning_rate" in spec.config.__dataclass_fields__:
         own["learning_rate"] = Linear(1e-3, 0.0)
     return TrainConfig(
         algo=spec.name,

@@ -54,6 +54,7 @@ def make_step(
         "ended": np.flatnonzero(bools(*terminated) | bools(*truncated)),
         "final_obs": final,
         "final_policy_obs": final,
+        "next_obs": obs,
     }
     return Step(**{**fields, **changes})
 

@@ -30,7 +30,7 @@ import pytest
 import yaml
 from scripts import generate_docs
 
-from rl_training import A2C, PPO
+from rl_training import A2C, DQN, PPO, SAC
 from rl_training.algorithms.registry import registry
 from rl_training.cli import main
 from rl_training.envs import wrappers
@@ -251,8 +251,49 @@ def test_results_page_shows_what_was_measured(tmp_path):
     page = generate_docs.results_page(tmp_path)
     row = next(line for line in page.splitlines() if line.startswith("| `ppo/cartpole`<br>CartPole-v1 | 100,000 |"))
     assert "| **487.5** (with earlier settings) | 487.5 ± 12.2<br>487.5 ± 12.2 | 20.0 | 500.0 (RL Zoo)<br>" in row
+    assert row.endswith("<br>490.0 (CleanRL, 500,000 steps) |")
     assert "Protocol: by hand." in page
     assert "abacus" in page
+
+
+def test_results_page_shows_other_versions_and_protocols(tmp_path):
+    run = {
+        "mean": 1.0, "std": 0.0, "untrained_mean": 0.0, "date": "2026-01-31T00:00:00+00:00",
+        "cpu": "abacus", "torch_threads": 1, "versions": {},
+    }  # fmt: skip
+    entry = {"config_hash": "another", "median": 1.0, "untrained_median": 0.0, "seeds": {"0": run}}
+    results = {
+        "ppo/hopper env_id=Hopper-v4": entry,
+        "ppo/cartpole gamma=0.9 best": {**entry, "protocol": "of the best checkpoint"},
+    }
+    (tmp_path / "some.json").write_text(generate_docs.json.dumps({"protocol": "by hand", "presets": results}))
+    lines = generate_docs.results_page(tmp_path).splitlines()
+    place = next(i for i, line in enumerate(lines) if line.startswith("| `ppo/hopper`<br>Hopper-v5 | 1,000,000 |"))
+    assert "not yet measured" in lines[place]
+    assert "CleanRL" not in lines[place], "its figure is of Hopper-v4, which has a row of its own"
+    assert lines[place + 1].startswith("| `ppo/hopper`<br>Hopper-v4 | 1,000,000 | **1.0** (with earlier settings) |")
+    assert lines[place + 1].endswith("| 2,382.9 (CleanRL) |")
+    assert any(line.startswith("| `ppo/cartpole` `gamma=0.9` *best*<br>CartPole-v1 | 100,000 |") for line in lines)
+    assert "Protocol: by hand." in lines
+    assert "Protocol of the rows *best*: of the best checkpoint." in lines
+
+
+def test_results_page_shows_hindsight(tmp_path):
+    run = {"success_rate": 0.5, "date": "2026-01-31T00:00:00+00:00", "cpu": "abacus", "versions": {}}
+    task = {"total_timesteps": 1000, "with_her": {"median": 0.5, "seeds": {"0": run}}, "without_her": {}}
+    (tmp_path / "some.json").write_text(generate_docs.json.dumps({"protocol": "by hand", "tasks": {"dqn/task": task}}))
+    page = generate_docs.results_page(tmp_path)
+    assert "| `dqn/task` | 1,000 | **50%** (50%) | not yet measured |" in page
+    assert page.count("Protocol: by hand") == 1
+    assert "abacus" in page
+
+
+def test_settings_beyond_a_base_are_those_that_differ():
+    block = generate_docs.settings_block("RainbowConfig beyond C51Config")
+    assert "| `n_step` | int | `3` |" in block
+    assert "`v_min`" not in block
+    assert "`noise.kind`" in generate_docs.settings_block("SACConfig beyond OffPolicyActorCriticConfig")
+    assert "`noise.std`" not in generate_docs.settings_block("SACConfig beyond OffPolicyActorCriticConfig")
 
 
 def test_published_figures_belong_to_presets():
@@ -264,8 +305,10 @@ def test_published_figures_belong_to_presets():
 def test_every_algorithm_has_a_page():
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for spec in registry().values():
-        assert (DOCS / "algorithms" / f"{spec.name}.md").is_file()
-        assert f"algorithms/{spec.name}.md" in nav
+        page = generate_docs.page_of(spec.name)
+        assert page in nav
+        headings = re.findall(r"^#+ (.+)$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE)
+        assert spec.title in headings  # what the table of algorithms links to
 
 
 def test_readme_names_what_exists():
@@ -295,5 +338,9 @@ def test_every_metric_is_in_the_table():
     for cls in (PPO, A2C):
         agent = cls("CartPole-v1", num_envs=2, num_steps=32, eval_every=0)
         reported |= set(agent.learn(128, progress=False).metrics)
+    for cls, env_id in ((DQN, "CartPole-v1"), (SAC, "Pendulum-v1")):
+        agent = cls(env_id, learning_starts=10, updates_per_step=0.1, eval_every=0)
+        reported |= set(agent.learn(64, progress=False).metrics)
     assert reported - {"global_step"} <= documented
-    assert {"rollout/success_rate"} >= {name for name in documented - reported if not name.startswith("eval/")}
+    elsewhere = {"rollout/success_rate", "time/checkpoint_seconds", "time/checkpoint_megabytes"}
+    assert elsewhere >= {name for name in documented - reported if not name.startswith("eval/")}

@@ -121,6 +121,7 @@ def as_step(obs: Any, action: Any, after: VectorStep) -> Step:
         ended=after.ended,
         final_obs=after.final_obs,
         final_policy_obs=after.final_obs,
+        next_obs=after.obs,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import sys
 from typing import Any
 
@@ -88,19 +87,25 @@ class TestOneEnvironment:
         with pytest.raises(MissingExtraError, match=rf"'Some-v1'.*pip install 'rl-training\[{extra}\]'"):
             make_env("Some-v1")
 
-    def test_missing_ale_py(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real_import = builtins.__import__
+    @pytest.mark.parametrize(
+        ("env_id", "module", "extra"),
+        [("ALE/Pong-v5", "ale_py", "atari"), ("FetchReach-v4", "gymnasium_robotics", "robotics")],
+    )
+    def test_missing_packages_that_register_themselves(
+        self, monkeypatch: pytest.MonkeyPatch, env_id: str, module: str, extra: str
+    ) -> None:
+        monkeypatch.setitem(sys.modules, module, None)
+        monkeypatch.delitem(gym.registry, env_id, raising=False)
+        with pytest.raises(MissingExtraError, match=rf"'{env_id}'.*rl-training\[{extra}\]"):
+            make_env(env_id)
 
-        def no_ale(name: str, *args: Any, **kwargs: Any) -> Any:
-            if name == "ale_py":
-                raise ModuleNotFoundError("No module named 'ale_py'")
-            return real_import(name, *args, **kwargs)
-
-        monkeypatch.setattr(builtins, "__import__", no_ale)
-        monkeypatch.delitem(sys.modules, "ale_py", raising=False)
-        monkeypatch.delitem(gym.registry, "ALE/Pong-v5", raising=False)
-        with pytest.raises(MissingExtraError, match=r"rl-training\[atari\]"):
-            make_env("ALE/Pong-v5")
+    def test_own_environments_may_be_named_alike(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "gymnasium_robotics", None)
+        gym.register("FetchReachMine-v0", cartpole)
+        try:
+            assert make_env("FetchReachMine-v0").observation_space.shape == (4,)
+        finally:
+            del gym.registry["FetchReachMine-v0"]
 
 
 class TestVectorEnvironment:

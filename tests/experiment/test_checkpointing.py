@@ -242,7 +242,8 @@ def test_a_newer_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
     manifest["format"] = FORMAT_VERSION + 1
     manifest["package"] = "9.9"
     (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match=r"9\.9 in format 2.*reads up to format 1.*pip install -U") as caught:
+    message = rf"9\.9 in format {FORMAT_VERSION + 1}.*reads up to format {FORMAT_VERSION}.*pip install -U"
+    with pytest.raises(CheckpointError, match=message) as caught:
         load_checkpoint(path)
     assert str(path) in str(caught.value)
 

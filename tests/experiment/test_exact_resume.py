@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import signal
 
+import gymnasium as gym
 import pytest
 
 import rl_training
 from rl_training import load
 from rl_training.algorithms.registry import registry
+from rl_training.contracts.schedule import Linear
 from rl_training.contracts.spec import Regime
+from rl_training.data import replay_buffer
+from rl_training.experiment.checkpointing import checkpoints_of, load_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.session import train
+from tests.envs.goal_tasks import BitFlipping, PointTouching
 from tests.resume_harness import (
     _flat,
     _same,
+    crash_and_resume,
     differences,
     kill_and_resume,
     kill_at,
@@ -20,6 +30,7 @@ from tests.resume_harness import (
     random_delays,
     run_through,
 )
+from tests.small import small_settings
 
 NORMALIZED = {"normalize_obs": True, "normalize_reward": True}
 ON_POLICY = [spec for spec in registry().values() if Regime.ON_POLICY in spec.regimes]
@@ -66,6 +77,121 @@ def test_saved_and_loaded_in_the_middle(spec, env, settings, tmp_path):
     whole.close()
     resumed.close()
     assert [name for name in expected.keys() | found.keys() if not _same(expected, found, name)] == []
+
+
+# Off-policy: replay, priorities, hindsight and noise are state as well
+
+NATIVE, ASYNC = {"vectorization": "native"}, {"vectorization": "async"}
+
+
+class Snapshot:
+    """Environments of plain attributes that say how to take their state."""
+
+    def get_state(self):
+        return {name: value for name, value in vars(self).items() if not isinstance(value, gym.Space)}
+
+    def set_state(self, state):
+        vars(self).update(state)
+
+
+class SnapshotFlipping(Snapshot, BitFlipping):
+    pass
+
+
+class SnapshotTouching(Snapshot, PointTouching):
+    pass
+
+
+PRIORITIZED = {"prioritized": True, "importance_exponent": Linear(0.4, 1.0)}
+OFF_POLICY = {
+    "dqn": ("dqn", "CartPole-v1", {}, {}),
+    "dqn-double": ("dqn", "CartPole-v1", {"double": True}, {}),
+    "dqn-dueling": ("dqn", "CartPole-v1", {"dueling": True, "tau": 0.3}, {}),
+    "dqn-noisy": ("dqn", "CartPole-v1", {"noisy": True}, {}),
+    "dqn-n-step": ("dqn", "CartPole-v1", {"n_step": 3}, {}),
+    "dqn-prioritized": ("dqn", "CartPole-v1", PRIORITIZED, {}),
+    "dqn-several-envs": ("dqn", "CartPole-v1", {"n_step": 2, **PRIORITIZED}, {"num_envs": 3}),
+    "dqn-async": ("dqn", "CartPole-v1", {}, {"num_envs": 2, **ASYNC}),
+    "dqn-native": ("dqn", "CartPole-v1", {"n_step": 3}, {"num_envs": 3, **NATIVE, **NORMALIZED}),
+    "dqn-native-prioritized": ("dqn", "CartPole-v1", PRIORITIZED, {"num_envs": 3, **NATIVE}),
+    "dqn-many-updates": ("dqn", "CartPole-v1", {"num_steps": 3, "updates_per_step": 0.29}, {"num_envs": 2}),
+    "dqn-hindsight": ("dqn", functools.partial(SnapshotFlipping, 6), {"her": True, **PRIORITIZED}, {"num_envs": 2}),
+    "c51": ("c51", "CartPole-v1", {}, {}),
+    "qrdqn": ("qrdqn", "CartPole-v1", {}, {}),
+    "iqn": ("iqn", "CartPole-v1", {}, {}),
+    "rainbow": ("rainbow", "CartPole-v1", {}, {}),
+    "ddpg-ou": ("ddpg", "Pendulum-v1", {"noise": {"kind": "ou", "std": Linear(0.3, 0.1)}}, {"num_envs": 2}),
+    "td3": ("td3", "Pendulum-v1", {"random_steps": 30}, {}),
+    "sac": ("sac", "Pendulum-v1", {}, {}),
+    "sac-normalized": ("sac", "Pendulum-v1", {"policy_delay": 2}, {"num_envs": 2, **NORMALIZED}),
+    "sac-hindsight": (
+        "sac",
+        functools.partial(SnapshotTouching, 2, 20, 0.5, 0.3),
+        {"her": True, "n_step": 2, "her_strategy": "episode"},
+        {},
+    ),
+}
+
+
+@pytest.fixture
+def short_segments(monkeypatch):
+    """Replay in files of a few rows each."""
+    monkeypatch.setattr(replay_buffer, "SEGMENT_BYTES", 200)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # these runs crash, the machine does not
+
+
+def small_run(name, directory, **more):
+    """The config of a run of 180 steps with a replay of 60 transitions, and the environment's class if it has no id."""
+    algo, env, own, settings = OFF_POLICY[name]
+    own = small_settings(algo, **{"buffer_size": 60, "learning_starts": 20, **own, **more})
+    given = None if isinstance(env, str) else env
+    config = TrainConfig(
+        algo=algo, env_id=env if given is None else "goals", seed=5, total_timesteps=180, algorithm=own,
+        eval_every=70, eval_episodes=1, log_every=25, checkpoint_every=0, checkpoint_best=False,
+        tensorboard=False, output_dir=directory, **settings,
+    )  # fmt: skip
+    return config, given
+
+
+CRASHES = (14, 45, 131, 132, 170)
+"""Within the random steps, before the replay is full, and after it has gone round its ring twice."""
+
+
+def check_that_crashes_leave_no_trace(config, env, tmp_path):
+    whole = train(config.replace(output_dir=tmp_path / "whole"), env=env, progress=False).run_dir
+    changes = {"output_dir": tmp_path / "crashed", "checkpoint_every": 12, "checkpoint_keep": 2}
+    crashed = crash_and_resume(config, CRASHES, changes, env)
+    assert differences(whole, crashed, ignoring=["/callbacks/CheckpointCallback"]) == []
+
+
+@pytest.mark.usefixtures("short_segments")
+@pytest.mark.parametrize("name", OFF_POLICY)
+def test_crashed_and_resumed_off_policy(name, tmp_path):
+    check_that_crashes_leave_no_trace(*small_run(name, tmp_path), tmp_path)
+
+
+@pytest.mark.usefixtures("short_segments")
+@pytest.mark.parametrize("more", [{}, PRIORITIZED], ids=["uniform", "prioritized"])
+def test_crashed_and_resumed_with_prior_data(more, tmp_path):
+    prior = agent(registry()["sac"], "Pendulum-v1", **small_settings("sac"), eval_every=0)
+    prior.learn(90, progress=False)
+    prior.save_replay(tmp_path / "prior")
+    prior.close()
+    config, _ = small_run("sac", tmp_path, prior_replay=tmp_path / "prior", prior_ratio=0.3, **more)
+    check_that_crashes_leave_no_trace(config, None, tmp_path)
+
+
+def test_the_comparison_sees_a_difference_in_replay(tmp_path):
+    config, _ = small_run("dqn", tmp_path)
+    one = train(config.replace(output_dir=tmp_path / "one"), progress=False).run_dir
+    saved = checkpoints_of(one)[-1]
+    state = load_checkpoint(saved).state
+    other = _flat(state)
+    rows = next(name for name in other if name.endswith("/rows/reward"))
+    assert other[rows].shape == (60,)
+    changed = {**other, rows: other[rows].copy()}
+    changed[rows][7] += 1e-7
+    assert [name for name in other if not _same(other, changed, name)] == [rows]
 
 
 ARGS = ["train", "ppo", "CartPole-v1", "--num-envs", 4, "--seed", 5, "--total-timesteps", 6000]

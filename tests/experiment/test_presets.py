@@ -29,6 +29,30 @@ PROMISED = [
     ("ppo", "Hopper-v5", {}),
     ("ppo", "InvertedPendulum-v5", {}),
     ("a2c", "CartPole-v1", {}),
+    *[
+        (algo, env_id, {})
+        for algo in ("dqn", "qrdqn")
+        for env_id in ("CartPole-v1", "MountainCar-v0", "LunarLander-v3", "Acrobot-v1")
+    ],
+    *[
+        (algo, env_id, {})
+        for algo in ("c51", "iqn", "rainbow")
+        for env_id in ("CartPole-v1", "LunarLander-v3", "Acrobot-v1")
+    ],
+    *[(algo, "LunarLander-v3", {"continuous": True}) for algo in ("ddpg", "td3", "sac")],
+    *[
+        (algo, env_id, {})
+        for algo in ("ddpg", "td3", "sac")
+        for env_id in (
+            "Pendulum-v1",
+            "MountainCarContinuous-v0",
+            "BipedalWalker-v3",
+            "HalfCheetah-v5",
+            "Hopper-v5",
+            "Walker2d-v5",
+            "Ant-v5",
+        )
+    ],
 ]
 
 

@@ -24,11 +24,19 @@ COMMON = ["--seed", 11, "--num-envs", 4, "--eval-episodes", 2, "--log-every", 20
 PPO = ["--algorithm.num-steps", 32, "--algorithm.num-epochs", 4, "--algorithm.minibatch-size", 32]
 NORMALIZED = ["--normalize-obs", "--normalize-reward"]
 NATIVE, ASYNC = ["--vectorization", "native"], ["--vectorization", "async"]
+REPLAY = ["--algorithm.buffer-size", 3000, "--algorithm.learning-starts", 200, "--algorithm.batch-size", 32]
+Q_LEARNING = [*REPLAY, "--algorithm.network.sizes", 32, "--algorithm.prioritized", "--algorithm.n-step", 3]
+ACTOR_CRITIC = [*REPLAY, "--algorithm.network.actor-sizes", 32, "--algorithm.network.critic-sizes", 32]
+ACTOR_CRITIC += ["--algorithm.updates-per-step", 0.25]
 RUNS = {
     "ppo-cartpole-sync": ["ppo", "CartPole-v1", "--total-timesteps", 12_000, "--eval-every", 1500, *PPO],
     "ppo-cartpole-native": ["ppo", "CartPole-v1", "--total-timesteps", 12_000, "--eval-every", 1500, *PPO, *NATIVE],
     "ppo-acrobot-async": ["ppo", "Acrobot-v1", "--total-timesteps", 8_000, "--eval-every", 3000, *PPO, *ASYNC],
     "a2c-pendulum-normalised": ["a2c", "Pendulum-v1", "--total-timesteps", 12_000, "--eval-every", 2000, *NORMALIZED],
+    "dqn-cartpole-prioritized": ["dqn", "CartPole-v1", "--total-timesteps", 8_000, "--eval-every", 1500, *Q_LEARNING],
+    "sac-pendulum-normalised": [
+        *("sac", "Pendulum-v1", "--total-timesteps", 6_000, "--eval-every", 2000, *ACTOR_CRITIC, *NORMALIZED),
+    ],
     "ppo-ant-normalised": ["ppo", "Ant-v5", "--total-timesteps", 4_000, "--eval-every", 1500, *PPO, *NORMALIZED],
 }
 

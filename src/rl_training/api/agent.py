@@ -19,12 +19,14 @@ from rl_training.contracts.algorithm import Algorithm, Policy
 from rl_training.contracts.batches import ArrayObservation, EvaluationResult
 from rl_training.contracts.errors import CheckpointError, ConfigError, DataError
 from rl_training.contracts.random import draw_seed, random_stream
+from rl_training.data.samplers import Sampler
 from rl_training.envs.factory import EnvLike, describe_env
 from rl_training.experiment.build import Experiment, build_experiment, using_threads
 from rl_training.experiment.config import Layer, TrainConfig, resolve
 from rl_training.experiment.lock import run_lock
 from rl_training.experiment.metadata import collect_metadata
 from rl_training.experiment.presets import find_preset, presets
+from rl_training.experiment.replay import read_replay, save_replay
 from rl_training.experiment.restoring import initialize, load_experiment
 from rl_training.experiment.runs import RunDirectory
 from rl_training.experiment.schema import unknown_key
@@ -36,6 +38,7 @@ from rl_training.experiment.session import (
 )
 from rl_training.runtime.collector import to_tensors
 from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.off_policy import OffPolicyTrainer
 from rl_training.runtime.trainer import TrainResult
 
 AgentT = TypeVar("AgentT", bound="Agent")
@@ -202,6 +205,22 @@ class Agent:
     def save(self, path: str | Path) -> Path:
         """Write the agent (all of its state, and its metadata) as a checkpoint directory."""
         return save_experiment(self._experiment, Path(path))
+
+    def save_replay(self, path: str | Path) -> Path:
+        """Write the replay alone, for another agent or as prior data (setting `prior_replay`)."""
+        return save_replay(Path(path), self._sampler().buffer, self.config.to_dict())
+
+    def load_replay(self, path: str | Path) -> None:
+        """Replace the replay by one that was saved alone; priorities begin anew."""
+        sampler = self._sampler()
+        size = sampler.buffer.num_rows * sampler.buffer.num_envs
+        sampler.replace(read_replay(Path(path), self._experiment.spec, size, sampler.buffer.num_envs))
+
+    def _sampler(self) -> Sampler:
+        trainer = self._experiment.trainer
+        if not isinstance(trainer, OffPolicyTrainer):
+            raise ConfigError(f"{type(self).__name__} learns from each step once and keeps no replay")
+        return trainer.sampler
 
     @property
     def config(self) -> TrainConfig:

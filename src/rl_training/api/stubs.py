@@ -35,11 +35,12 @@ IMPORTS = (
 
 def _annotation(hint: Any) -> str:
     text = hint if isinstance(hint, str) else inspect.formatannotation(hint)
+    text = text.replace("ScheduleOrFloat", "float | Schedule").replace("'", '"')
     return {
-        "ScheduleOrFloat": "float | Schedule",
         "BoxActions": 'Literal["clip", "rescale", "squash"]',
         "Vectorization": 'Literal["sync", "async", "native"]',
         "Path": "str | Path",
+        "Path | None": "str | Path | None",
         "AlgorithmConfig": "dict[str, Any]",
         "list[WrapperConfig]": "list[WrapperConfig | dict[str, Any]]",
     }.get(text, f"{text} | dict[str, Any]" if text.endswith("Config") else text)
@@ -81,7 +82,8 @@ def render() -> str:
             value = cls if isinstance(cls, type) else None
             if value is not None and value.__module__.startswith("rl_training"):
                 imports.add(f"from {value.__module__} import {value.__name__}")
-    names = ", ".join(f'"{spec.title}"' for spec in specs)
+    titles = sorted((spec.title for spec in specs), key=lambda title: (not title.isupper(), title))
+    names = ", ".join(f'"{title}"' for title in titles)
     head = HEADER.format(imports="\n".join(sorted(imports)), names=names)
     return head + "\n" + "\n\n".join(_class(spec) for spec in specs) + "\n"
 

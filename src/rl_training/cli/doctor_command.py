@@ -15,6 +15,7 @@ EXTRAS = {
     "box2d": ("Box2D",),
     "classic": ("pygame",),
     "mujoco": ("mujoco",),
+    "robotics": ("gymnasium_robotics",),
     "video": ("moviepy", "pygame"),
     "wandb": ("wandb",),
 }

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from rl_training.algorithms.registry import registry
 from rl_training.cli import parsing
 from rl_training.cli.train_command import report
 from rl_training.contracts.errors import ConfigError
@@ -29,7 +30,7 @@ def run(args: list[str]) -> int:
     first.add_argument("--trust", action="store_true")
     known, options = first.parse_known_args(args)
     if options and options[0] in ("-h", "--help"):
-        default = TrainConfig(algo="ppo", env_id="CartPole-v1")
+        default = TrainConfig(algo=next(iter(registry())), env_id="CartPole-v1")  # any has the settings of a run
         parsing.parse(TrainConfig, options, prog="rl-training resume", description=DESCRIPTION, default=default)
     if not options or options[0].startswith("-"):
         raise ConfigError("say which run to go on with: `rl-training resume runs/<run>`; `rl-training runs` lists them")

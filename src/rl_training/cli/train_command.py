@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rl_training.algorithms.registry import registry
 from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.config import Layer, TrainConfig
@@ -61,7 +62,7 @@ def parse_train(args: list[str]) -> tuple[TrainConfig, Preset | None, bool]:
     layers = [] if known.config is None else [Layer(read_yaml(known.config), str(known.config), known.trust)]
     wants_help = "-h" in options or "--help" in options
     if wants_help:
-        layers.insert(0, Layer({"algo": "ppo", "env_id": "CartPole-v1"}, "help"))
+        layers.insert(0, Layer({"algo": next(iter(registry())), "env_id": "CartPole-v1"}, "help"))  # any will do
     elif known.config is None and ("algo" not in said or "env_id" not in said):
         raise ConfigError(
             "say what to train: `rl-training train ppo CartPole-v1`, or `rl-training train --config FILE`"

@@ -66,3 +66,11 @@ class Algorithm(Stateful, ABC, Generic[ConfigT]):
     @abstractmethod
     def update(self, batch: Any, progress: Progress) -> UpdateResult:
         """Learn from one batch (a rollout or transitions) and report metrics as detached tensors."""
+
+    def explore(self, progress: Progress) -> Policy:
+        """The policy to collect with at this point of a run; exploration that changes over time is set here."""
+        return self.policy
+
+    def start_from(self, weights: dict[str, Any]) -> None:
+        """Take over the saved weights of a trained policy; everything else stays as in a new run."""
+        self.load_state_dict({**self.state_dict(), "policy": weights})

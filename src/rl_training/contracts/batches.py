@@ -61,6 +61,28 @@ class Step(NamedTuple):
     final_obs: ArrayObservation | None
     """True last observations [K, ...] of those episodes; None when K is 0."""
     final_policy_obs: ArrayObservation | None
+    next_obs: ArrayObservation
+    """What the environments show next, to act on: after the end of an episode, the first of the next one."""
+
+
+class TransitionBatch(NamedTuple):
+    """Transitions [B] from replay, as off-policy algorithms learn from them.
+
+    A batch carries `discount` (0 where the episode terminated, gamma**k after k steps otherwise), never `done`, so
+    every target reads `reward + discount * next_value` and truncation cannot be got wrong. With n-step returns,
+    `reward` is the discounted sum of up to n rewards and `next_obs` what was seen after the last of them.
+    """
+
+    obs: Observation
+    action: Tensor
+    """The policy's own actions: integers from 0 [B], or reals in [-1, 1] of the space's shape [B, ...]."""
+    reward: Tensor
+    discount: Tensor
+    next_obs: Observation
+    weight: Tensor
+    """Importance weights; ones unless sampling is prioritised."""
+    indices: Tensor
+    """Where in the replay each row came from: what new priorities belong to."""
 
 
 class RolloutBatch(NamedTuple):

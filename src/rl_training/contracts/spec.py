@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gymnasium import spaces
 
+from rl_training.contracts.schedule import Linear, ScheduleOrFloat
 from rl_training.contracts.settings import documented, setting
 
 if TYPE_CHECKING:
@@ -45,6 +47,10 @@ class AlgorithmConfig:
         """Combinations of settings that cannot work, as sentences that begin with the setting's name."""
         return []
 
+    def unused(self) -> set[str]:
+        """Settings that have no effect because of others."""
+        return set()
+
 
 @documented
 @dataclass
@@ -52,6 +58,47 @@ class OnPolicyConfig(AlgorithmConfig):
     """Settings that every on-policy algorithm has."""
 
     num_steps: int = setting(256, "Steps of each environment per rollout.", ge=1)
+
+
+@documented
+@dataclass
+class OffPolicyConfig(AlgorithmConfig):
+    """Settings that every replay-based algorithm has: how much is collected, kept, sampled and learned."""
+
+    buffer_size: int = setting(1_000_000, "Transitions that replay keeps, over all environments.", ge=1)
+    batch_size: int = setting(256, "Transitions per gradient step.", ge=1)
+    learning_starts: int = setting(100, "Environment steps before the first gradient step.", ge=0)
+    random_steps: int | None = setting(
+        None, "Environment steps with uniformly random actions at first; none for as many as learning_starts.", ge=0
+    )
+    num_steps: int = setting(1, "Steps of each environment between rounds of gradient steps.", ge=1)
+    updates_per_step: float = setting(
+        1.0, "Gradient steps per environment step, whatever the number of environments (0.25, 1, 20).", ge=0
+    )
+    n_step: int = setting(1, "Rewards that are summed before the bootstrap.", ge=1)
+    prioritized: bool = setting(False, "Sample transitions in proportion to their last error.")
+    priority_exponent: float = setting(0.6, "How much priorities matter: 0 is uniform, 1 proportional.", ge=0)
+    importance_exponent: ScheduleOrFloat = setting(
+        factory=lambda: Linear(0.4, 1.0),
+        help="Correction of prioritised sampling, a number or a schedule; 1 is complete.",
+        ge=0,
+    )
+    her: bool = setting(False, "Hindsight: learn also from goals that were reached instead of the desired ones.")
+    her_strategy: Literal["future", "final", "episode"] = setting(
+        "future", "Where hindsight takes goals from: later in the same episode, its end, or anywhere in it."
+    )
+    her_ratio: float = setting(0.8, "Share of transitions that hindsight relabels.", ge=0, le=1)
+    prior_replay: Path | None = setting(
+        None, "Replay saved by `save_replay`, of which each batch takes a share (prior data)."
+    )
+    prior_ratio: float = setting(0.5, "Share of each batch that comes from the prior replay.", ge=0, le=1)
+    checkpoint_replay: bool = setting(
+        True, "Keep the replay in checkpoints; without it a resumed run has to fill it anew (grade learner-only)."
+    )
+
+    def unused(self) -> set[str]:
+        """See `AlgorithmConfig.unused`."""
+        return set() if self.prioritized else {"priority_exponent", "importance_exponent"}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ import dataclasses
 import types
 import typing
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +29,23 @@ from rl_training.contracts.errors import CheckpointError
 PLAIN = (bool, int, float, str, type(None))
 MAX_NUMBER = 2**63
 """No counter is larger."""
+
+
+@dataclasses.dataclass(eq=False)
+class Segment:
+    """A part of a state that is large and only grows, such as a stretch of replay: kept in a file of its own.
+
+    A segment with a `file` is not written again: later checkpoints share that file.
+    """
+
+    tensors: Callable[[], dict[str, torch.Tensor]]
+    """What it holds, as views of memory or read from its file; asked for only when it is written or restored."""
+    complete: bool = True
+    """Whether it will never change, so that its file may be shared."""
+    file: Path | None = None
+    sha256: str = ""
+    stamp: tuple[int, int] = (0, 0)
+    """Inode and time of the file, by which it is known that no other one has taken its place."""
 
 
 class Stateful:

@@ -89,5 +89,9 @@ class RewardNormalizer(Stateful):
         self.returns[valid] = self.returns[valid] * self.gamma + reward[valid]
         self.moments.update(self.returns[valid])
         self.returns[ended] = 0.0
+        return self.scale(reward)
+
+    def scale(self, reward: AnyArray) -> AnyArray:
+        """Normalised rewards of any shape, with the statistics as they are."""
         scaled = reward / np.sqrt(self.moments.var + self.eps)
         return np.clip(scaled, -self.clip, self.clip).astype(np.float32)

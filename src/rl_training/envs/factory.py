@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import sys
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
@@ -21,6 +22,12 @@ EnvLike = str | Callable[[], SingleEnv] | SingleEnv | AnyVectorEnv
 """What users may give: an id, a callable that makes an environment, an environment, or a vector environment."""
 
 _EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "pygame": "classic", "ale_py": "atari", "moviepy": "video"}
+_ROBOTICS = (
+    "FetchPickAndPlace", "FetchPush", "FetchReach", "FetchSlide", "HandManipulate", "HandReach",
+    "AdroitHand", "AntMaze_", "PointMaze_", "FrankaKitchen-",
+)  # fmt: skip
+_REGISTERED_BY = ((("ALE/",), "ale_py", "atari"), (_ROBOTICS, "gymnasium_robotics", "robotics"))
+"""How ids begin, the module whose import registers them, and the extra that has it."""
 
 
 class EnvSettings(Protocol):
@@ -156,13 +163,15 @@ def _make_native(env_id: str, cfg: EnvSettings, num_envs: int) -> AnyVectorEnv:
 
 
 def _register_known(env_id: str) -> None:
-    """ale-py registers its environments only when it is imported."""
-    if env_id.startswith("ALE/") and env_id not in gym.registry:
-        try:
-            import ale_py
-        except ImportError as error:
-            raise MissingExtraError(f"'{env_id}'", "atari") from error
-        gym.register_envs(cast("Any", ale_py))
+    """Some packages register their environments only when they are imported."""
+    if env_id in gym.registry:
+        return
+    for prefixes, module, extra in _REGISTERED_BY:
+        if env_id.startswith(prefixes):
+            try:
+                gym.register_envs(importlib.import_module(module))
+            except ImportError as error:
+                raise MissingExtraError(f"'{env_id}'", extra) from error
 
 
 def _readable(env_id: str, kwargs: dict[str, Any], error: Exception) -> Exception:

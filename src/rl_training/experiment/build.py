@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,22 +18,36 @@ from rl_training.algorithms.registry import check_action_space, get_spec
 from rl_training.contracts.algorithm import Algorithm
 from rl_training.contracts.errors import ConfigError, EnvError
 from rl_training.contracts.random import random_stream
-from rl_training.contracts.spec import EnvSpec, OnPolicyConfig, Regime
+from rl_training.contracts.spec import EnvSpec, OffPolicyConfig, OnPolicyConfig, Regime
+from rl_training.data.hindsight import Hindsight
 from rl_training.data.normalize import ObservationNormalizer, RewardNormalizer
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.data.samplers import (
+    Indexer,
+    MixedSampler,
+    PrioritizedIndexer,
+    ReplaySampler,
+    Sampler,
+    UniformIndexer,
+)
 from rl_training.envs.actions import ActionMap
 from rl_training.envs.factory import AnyVectorEnv, EnvLike, copy_env, make_env, make_vector_env
+from rl_training.envs.goals import check_goal_space, goal_functions
 from rl_training.envs.vector import AutoresetAdapter
 from rl_training.envs.wrappers import apply_wrappers
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.replay import read_replay
 from rl_training.experiment.video import recording_env
+from rl_training.policies.exploration import RandomPolicy
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.off_policy import OffPolicyTrainer
 from rl_training.runtime.on_policy import OnPolicyTrainer
 from rl_training.runtime.trainer import Trainer
 
 MAX_EVAL_ENVS = 8
-EXACT, EPISODE_BOUNDARY = "exact", "episode-boundary"
+EXACT, EPISODE_BOUNDARY, LEARNER_ONLY = "exact", "episode-boundary", "learner-only"
 
 
 @dataclass
@@ -60,6 +76,9 @@ class Experiment:
         collector = self.trainer.collector
         if collector.obs is None:
             collector.reset()
+        settings = self.config.algorithm
+        if isinstance(settings, OffPolicyConfig) and not settings.checkpoint_replay:
+            return LEARNER_ONLY, "checkpoint_replay is off: a resumed run has to fill its replay anew"
         snapshot = collector.env.take_snapshot()
         return (EPISODE_BOUNDARY, snapshot) if isinstance(snapshot, str) else (EXACT, None)
 
@@ -178,8 +197,68 @@ def _on_policy(config: TrainConfig, spec: EnvSpec, algorithm: Algorithm[Any], co
     return OnPolicyTrainer(algorithm, collector, buffer)
 
 
+def _off_policy(config: TrainConfig, spec: EnvSpec, algorithm: Algorithm[Any], collector: Collector) -> Trainer:
+    settings = config.algorithm
+    assert isinstance(settings, OffPolicyConfig)
+    hindsight = None
+    if settings.her:
+        assert isinstance(collector.env, AutoresetAdapter)
+        check_goal_space(spec.observation_space, spec.env_id)
+        reward, terminated = goal_functions(collector.env.env, spec.env_id)
+        rng = random_stream(config.seed, "hindsight")
+        hindsight = Hindsight(
+            reward, rng, strategy=settings.her_strategy, ratio=settings.her_ratio, compute_terminated=terminated
+        )
+
+    def sampler_over(buffer: ReplayBuffer, name: str) -> ReplaySampler:
+        rng = random_stream(config.seed, name)
+        indexer: Indexer = UniformIndexer(rng)
+        if settings.prioritized:
+            alpha, beta = settings.priority_exponent, settings.importance_exponent
+            indexer = PrioritizedIndexer(buffer, rng, alpha=alpha, beta=beta)
+            indexer.loaded(buffer)
+        return ReplaySampler(
+            buffer,
+            indexer,
+            gamma=settings.gamma,
+            n_step=settings.n_step,
+            hindsight=hindsight,
+            device=algorithm.device,
+            obs_normalizer=collector.obs_normalizer,
+            reward_normalizer=collector.reward_normalizer,
+        )
+
+    try:
+        buffer = ReplayBuffer(spec, settings.buffer_size, collector.env.num_envs)
+    except MemoryError as error:
+        size = settings.buffer_size
+        raise ConfigError(f"buffer_size: there is no memory for a replay of {size} transitions: {error}") from error
+    _warn_if_large(buffer)
+    online = sampler_over(buffer, "sampler")
+    sampler: Sampler = online
+    if settings.prior_replay is not None:
+        prior = sampler_over(read_replay(settings.prior_replay, spec), "prior")
+        sampler = MixedSampler(online, prior, settings.prior_ratio)
+    return OffPolicyTrainer(algorithm, collector, sampler, settings, RandomPolicy(spec.action_space))
+
+
+def _warn_if_large(buffer: ReplayBuffer) -> None:
+    """Say so before hours of training when a full replay cannot fit into memory."""
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not known on this system
+        return
+    if buffer.num_bytes > memory:
+        warnings.warn(
+            f"a full replay of {buffer.num_rows * buffer.num_envs} transitions takes {buffer.num_bytes / 1e9:.1f} GB, "
+            f"and this machine has {memory / 1e9:.1f} GB: choose a smaller buffer_size",
+            stacklevel=2,
+        )
+
+
 TRAINERS: dict[Regime, Callable[[TrainConfig, EnvSpec, Algorithm[Any], Collector], Trainer]] = {
     Regime.ON_POLICY: _on_policy,
+    Regime.OFF_POLICY: _off_policy,
 }
 """How each regime is trained; the first regime of an algorithm is its own."""
 

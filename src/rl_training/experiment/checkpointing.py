@@ -25,17 +25,20 @@ from torch import Tensor
 
 from rl_training.contracts.batches import AnyArray, EvaluationResult
 from rl_training.contracts.errors import CheckpointError
+from rl_training.contracts.state import Segment
 from rl_training.experiment.files import read_mapping, refuse_links, require_file, sync_directory, sync_file, write_json
 from rl_training.runtime.callbacks import Callback, Every, RunView
 from rl_training.version import __version__
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Format 2 added segments: large parts of the state in files of their own, which checkpoints share."""
 MANIFEST, TENSORS, STATE, CONFIG, METADATA = (
     "manifest.json", "state.safetensors", "state.json", "config.json", "metadata.json",
 )  # fmt: skip
 _CONTENT = (TENSORS, STATE, CONFIG, METADATA)
-_TENSOR, _ARRAY = "$tensor", "$array"
-"""How a tree of state names what lies in the safetensors file."""
+_TENSOR, _ARRAY, _SEGMENT = "$tensor", "$array", "$segment"
+"""How a tree of state names what lies in the safetensors files."""
+_SEGMENT_NAME = re.compile(r"segment_[0-9]{5,9}\.safetensors")
 
 
 class NewerFormatError(CheckpointError):
@@ -63,16 +66,22 @@ def save_checkpoint(path: Path, state: dict[str, Any], config: dict[str, Any], m
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
         tensors: dict[str, Tensor] = {}
-        tree = _split(state, "", tensors)
+        segments: dict[str, Segment] = {}
+        tree = _split(state, "", tensors, segments)
         save_file(tensors, beside / TENSORS)
+        digests = {name: _write_segment(segment, beside / name) for name, segment in segments.items()}
         write_json(beside / STATE, tree)
         write_json(beside / CONFIG, config)
         write_json(beside / METADATA, metadata)
         sync_file(beside / TENSORS)
-        files = {name: {"sha256": _digest(beside / name), "size": (beside / name).stat().st_size} for name in _CONTENT}
+        digests.update({name: _digest(beside / name) for name in _CONTENT})
+        files = {name: {"sha256": digest, "size": (beside / name).stat().st_size} for name, digest in digests.items()}
         write_json(beside / MANIFEST, {"format": FORMAT_VERSION, "package": __version__, "files": files})
         sync_directory(beside)
         _replace(beside, path)
+        for name, segment in segments.items():
+            if segment.complete:
+                segment.file, segment.sha256, segment.stamp = path / name, digests[name], _stamp(path / name)
     except BaseException as error:
         shutil.rmtree(beside, ignore_errors=True)
         if isinstance(error, (OSError, SafetensorError, CheckpointError)):
@@ -91,16 +100,45 @@ def load_checkpoint(path: Path) -> Checkpoint:
     listed = manifest.get("files")
     if not isinstance(listed, dict):
         raise CheckpointError(f"{path / MANIFEST}: is damaged: it lists no files")
-    if unknown := sorted(listed.keys() - set(_CONTENT)):
+    segments = {name for name in listed if _SEGMENT_NAME.fullmatch(name)}
+    if unknown := sorted(listed.keys() - set(_CONTENT) - segments):
         raise CheckpointError(f"{path / MANIFEST}: is damaged: it lists files that do not belong: {unknown!r:.80}")
-    for name in _CONTENT:
+    for name in (*_CONTENT, *sorted(segments)):
         _verify(path / name, listed.get(name))
-    try:
-        tensors = load_file(path / TENSORS)
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path / TENSORS}: is damaged: {error}") from error
-    state = _join(read_mapping(path / STATE), tensors, path / STATE)
+    tensors = _read_tensors(path / TENSORS)
+    found = {name: _read_segment(path / name, listed[name]["sha256"]) for name in segments}
+    state = _join(read_mapping(path / STATE), tensors, found, path / STATE)
     return Checkpoint(state, read_mapping(path / CONFIG), read_mapping(path / METADATA), path)
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path}: is damaged: {error}") from error
+
+
+def _read_segment(path: Path, sha256: str) -> Segment:
+    return Segment(lambda: _read_tensors(path), complete=True, file=path, sha256=sha256, stamp=_stamp(path))
+
+
+def _write_segment(segment: Segment, path: Path) -> str:
+    """Write a segment, or share the file of a checkpoint that has it already; returns its checksum."""
+    if segment.file is not None and segment.file.is_file() and _stamp(segment.file) == segment.stamp:
+        try:
+            os.link(segment.file, path)
+        except OSError:  # another disk, or a system without links
+            shutil.copyfile(segment.file, path)
+            sync_file(path)
+        return segment.sha256
+    save_file(segment.tensors(), path)
+    sync_file(path)
+    return _digest(path)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    about = path.stat()
+    return about.st_ino, about.st_mtime_ns
 
 
 def _check_format(manifest: dict[str, Any], path: Path) -> None:
@@ -151,8 +189,12 @@ def find_checkpoint(path: str | Path) -> Checkpoint:
     raise CheckpointError(f"{path} is neither a checkpoint nor a run directory with one")
 
 
-def _split(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Move tensors and arrays out of a tree of state, leaving their names."""
+def _split(value: Any, name: str, tensors: dict[str, Tensor], segments: dict[str, Segment]) -> Any:
+    """Move tensors, arrays and segments out of a tree of state, leaving their names."""
+    if isinstance(value, Segment):
+        file = f"segment_{len(segments):05}.safetensors"
+        segments[file] = value
+        return {_SEGMENT: file}
     while name in tensors:  # a key with a slash may look like a path
         name += "'"
     if isinstance(value, np.ndarray):
@@ -162,15 +204,20 @@ def _split(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = value.detach().contiguous()
         return {_TENSOR: name}
     if isinstance(value, dict):
-        return {key: _split(item, f"{name}/{key}" if name else str(key), tensors) for key, item in value.items()}
+        prefix = f"{name}/" if name else ""
+        return {key: _split(item, f"{prefix}{key}", tensors, segments) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_split(item, f"{name}/{index}", tensors) for index, item in enumerate(value)]
+        return [_split(item, f"{name}/{index}", tensors, segments) for index, item in enumerate(value)]
     return value
 
 
-def _join(value: Any, tensors: dict[str, Tensor], where: Path) -> Any:
+def _join(value: Any, tensors: dict[str, Tensor], segments: dict[str, Segment], where: Path) -> Any:
     """The inverse of `_split`."""
     if isinstance(value, dict):
+        if set(value) == {_SEGMENT}:
+            if not isinstance(value[_SEGMENT], str) or value[_SEGMENT] not in segments:
+                raise CheckpointError(f"{where}: names a segment that is not there: {value[_SEGMENT]!r:.80}")
+            return segments[value[_SEGMENT]]
         for kind in (_TENSOR, _ARRAY):
             if set(value) == {kind}:
                 name = value[kind]
@@ -178,9 +225,9 @@ def _join(value: Any, tensors: dict[str, Tensor], where: Path) -> Any:
                 if tensor is None:
                     raise CheckpointError(f"{where}: names a tensor that is not there: {name!r:.80}")
                 return tensor if kind == _TENSOR else _as_array(tensor, where)
-        return {key: _join(item, tensors, where) for key, item in value.items()}
+        return {key: _join(item, tensors, segments, where) for key, item in value.items()}
     if isinstance(value, list):
-        return [_join(item, tensors, where) for item in value]
+        return [_join(item, tensors, segments, where) for item in value]
     return value
 
 
@@ -211,7 +258,9 @@ def _replaceable(path: Path) -> bool:
     """Whether nothing but a checkpoint, whole or damaged, or nothing at all would be lost."""
     if not path.is_dir():
         return False
-    return (path / MANIFEST).exists() or {entry.name for entry in path.iterdir()} <= {MANIFEST, *_CONTENT}
+    names = {entry.name for entry in path.iterdir()}
+    known = {MANIFEST, *_CONTENT, *(name for name in names if _SEGMENT_NAME.fullmatch(name))}
+    return (path / MANIFEST).exists() or names <= known
 
 
 def _replace(new: Path, place: Path) -> None:

@@ -85,9 +85,7 @@ def initialize(experiment: Experiment, path: Path) -> None:
         trained = checkpoint.state["collector"].get("obs_normalizer")
         if (trained is None) != (collector.obs_normalizer is None):
             raise ConfigError("its weights and this run must agree in normalize_obs")
-        own = experiment.trainer.algorithm.state_dict()
-        weights = checkpoint.state["algorithm"]["policy"]
-        experiment.trainer.algorithm.load_state_dict({**own, "policy": weights})
+        experiment.trainer.algorithm.start_from(checkpoint.state["algorithm"]["policy"])
         for name in ("obs_normalizer", "reward_normalizer"):
             part, saved = getattr(collector, name), checkpoint.state["collector"].get(name)
             if isinstance(part, Stateful) and saved is not None:

@@ -18,7 +18,14 @@ from rl_training.contracts.errors import CheckpointError, ConfigError
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.contracts.schedule import Schedule
 from rl_training.envs.factory import EnvLike, describe_env
-from rl_training.experiment.build import EPISODE_BOUNDARY, EXACT, Experiment, build_experiment, using_threads
+from rl_training.experiment.build import (
+    EPISODE_BOUNDARY,
+    EXACT,
+    LEARNER_ONLY,
+    Experiment,
+    build_experiment,
+    using_threads,
+)
 from rl_training.experiment.checkpointing import (
     CheckpointCallback,
     checkpoints_of,
@@ -170,9 +177,16 @@ def save_experiment(experiment: Experiment, path: Path) -> Path:
         "seed": experiment.config.seed,
         "environment": describe_environment(experiment),
         "env_steps": experiment.trainer.env_steps,
-        "resume_grade": EPISODE_BOUNDARY if state["collector"]["in_flight"] is None else EXACT,
+        "resume_grade": _grade(state),
     }
     return save_checkpoint(path, state, experiment.config.to_dict(), about)
+
+
+def _grade(state: dict[str, Any]) -> str:
+    """What a resume from this state will be."""
+    if state.get("sampler", ...) is None:
+        return LEARNER_ONLY
+    return EPISODE_BOUNDARY if state["collector"]["in_flight"] is None else EXACT
 
 
 def run_experiment(
@@ -247,13 +261,23 @@ def _say(text: str) -> None:
 def _warn_if_schedules_are_over(experiment: Experiment) -> None:
     """Schedules end where the run was first to end; a run that goes on from there keeps their last values."""
     progress, settings = experiment.trainer.progress, experiment.config.algorithm
-    names = [f.name for f in dataclasses.fields(settings) if isinstance(getattr(settings, f.name), Schedule)]
+    names = [name for name in _schedules(settings) if name not in settings.unused()]
     if names and 0 < progress.horizon <= progress.env_steps:
         warnings.warn(
             f"the schedules of {', '.join(names)} ended at step {progress.horizon} and stay at their last values; "
             "for new ones start a new run with init_from",
             stacklevel=3,
         )
+
+
+def _schedules(settings: Any, prefix: str = "") -> Iterator[str]:
+    """Names of the settings that are schedules, also of those in sections."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if isinstance(value, Schedule):
+            yield prefix + field.name
+        elif dataclasses.is_dataclass(value):
+            yield from _schedules(value, f"{prefix}{field.name}.")
 
 
 def _callbacks(

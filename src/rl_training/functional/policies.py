@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -38,3 +41,33 @@ def explained_variance(predicted: Tensor, target: Tensor) -> Tensor:
 def normalize(x: Tensor) -> Tensor:
     """Zero mean and unit standard deviation; a single row has none and is returned as it is."""
     return (x - x.mean()) / (x.std() + 1e-8) if x.numel() > 1 else x
+
+
+def squashed_log_prob(unsquashed: Tensor, noise: Tensor, log_std: Tensor) -> Tensor:
+    """Log-probability [B] of tanh(u) with u = mean + exp(log_std) * noise, all [B, A] (Haarnoja et al. 2018, app. C).
+
+    The change of variables subtracts log(1 - tanh(u)**2), written as 2 (log 2 - u - softplus(-2 u)): the plain form
+    loses all its digits where tanh(u) is near 1.
+    """
+    gaussian = -0.5 * noise.square() - log_std
+    correction = 2.0 * (unsquashed + F.softplus(-2.0 * unsquashed))
+    constant = noise.shape[-1] * (0.5 * math.log(2.0 * math.pi) + 2.0 * math.log(2.0))
+    return (gaussian + correction).sum(-1) - constant
+
+
+def sac_actor_loss(log_prob: Tensor, q: Tensor, temperature: Tensor | float) -> Tensor:
+    """The mean of alpha log pi(a|s) - min Q(s, a) (Haarnoja et al. 2018b, eq. 7); log_prob [B], q [E, B]."""
+    return (temperature * log_prob - q.amin(0)).mean()
+
+
+def temperature_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
+    """The mean of -alpha (log pi(a|s) + target entropy) (Haarnoja et al. 2018b, eq. 18); log_prob [B] is a constant.
+
+    alpha = exp(log_alpha) grows while the policy's entropy is below its target.
+    """
+    return -log_alpha.exp() * (log_prob.detach().mean() + target_entropy)
+
+
+def smoothed_action(action: Tensor, noise: Tensor, noise_clip: float) -> Tensor:
+    """TD3's target action: clipped noise added, kept in [-1, 1] (Fujimoto et al. 2018, section 5.3)."""
+    return (action + noise.clamp(-noise_clip, noise_clip)).clamp(-1.0, 1.0)

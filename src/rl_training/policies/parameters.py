@@ -47,6 +47,7 @@ class ParameterStore(Stateful):
 
     def __init__(self, module: nn.Module, optimizer: OptimizerConfig) -> None:
         named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+        self.parameters = list(named.values())
         self.flat = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in named.values()]))
         self.grad = torch.zeros_like(self.flat)
         self.flat.grad = self.grad
@@ -61,9 +62,12 @@ class ParameterStore(Stateful):
         self.optimizer = optimizer.make(self.flat)
 
     def step(self, loss: Tensor, *, learning_rate: float, max_grad_norm: float | None) -> Tensor:
-        """Gradients of `loss`, clipping by their global norm, one optimizer step. Returns the norm before clipping."""
+        """Gradients of `loss`, clipping by their global norm, one optimizer step. Returns the norm before clipping.
+
+        Only the store's own parameters are differentiated: an actor's loss goes through critics without learning them.
+        """
         self.grad.zero_()
-        loss.backward()
+        loss.backward(inputs=self.parameters)
         norm: Tensor = self.grad.norm()
         if max_grad_norm is not None:
             self.grad.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0))

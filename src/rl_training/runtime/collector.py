@@ -114,8 +114,11 @@ def _success(end_info: Mapping[str, Any], env: int) -> bool | None:
 
 
 def to_tensors(obs: ArrayObservation, device: torch.device) -> Observation:
-    """Observations as tensors on the policy's device, sharing memory where they can."""
-    return map_observation(lambda x: torch.from_numpy(x).to(device), obs)
+    """Observations as tensors on the policy's device.
+
+    Copied also on a CPU, because torch aligns its memory and numpy does so less: kernels may round differently with it.
+    """
+    return map_observation(lambda x: torch.from_numpy(x).to(device, copy=True), obs)
 
 
 class Collector(Stateful):
@@ -227,6 +230,7 @@ class Collector(Stateful):
                 ended=step.ended,
                 final_obs=final_obs,
                 final_policy_obs=final_policy_obs,
+                next_obs=step.obs,
             )
         )
         self.statistics.add(step)
@@ -236,12 +240,13 @@ class Collector(Stateful):
 
     def state_dict(self) -> dict[str, Any]:
         """Streams, normalisers and statistics; episodes in flight where the environments can be snapshotted."""
-        assert self.policy_state is None, "no policy with a state of its own is saved yet"
         state = super().state_dict()
         snapshot = None if self.obs is None else self.env.take_snapshot()
         state["in_flight"] = None
         if self.obs is not None and not isinstance(snapshot, str):
-            state["in_flight"] = {"obs": self.obs, "episode_start": self.episode_start, "env": snapshot}
+            state["in_flight"] = {
+                "obs": self.obs, "episode_start": self.episode_start, "env": snapshot, "policy": self.policy_state,
+            }  # fmt: skip
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -255,8 +260,9 @@ class Collector(Stateful):
                     own = part.state_dict()
                     state[name] = {**state[name], **{key: own[key] for key in part.per_env}}
         super().load_state_dict(state)
-        self.obs = None
+        self.obs = self.policy_state = None
         if flight is not None:
+            self.policy_state = flight.get("policy")  # format 1 had none
             self.env.restore_snapshot(flight["env"])
             self.obs = map_observation(lambda x: np.array(x), flight["obs"])
             self.episode_start = np.array(flight["episode_start"])

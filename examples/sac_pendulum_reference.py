@@ -1,0 +1,230 @@
+"""SAC on Pendulum in one file: the algorithm from top to bottom, in the order in which it happens.
+
+It imports nothing of rl_training. With equal seeds, settings and initial weights the package collects the same
+transitions, samples the same batches and learns the same weights, up to rounding (tests/parity/test_sac_reference.py
+holds them together), so this file can be read as the package's specification. The numbers of equations refer to
+
+    [SAC]  Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv:1812.05905
+
+Run it:
+
+    python examples/sac_pendulum_reference.py                          # 20,000 steps: learns Pendulum, in minutes
+    python examples/sac_pendulum_reference.py --total-timesteps 220    # a second
+    python examples/sac_pendulum_reference.py --help
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn.functional as F
+import tyro
+from torch import Tensor, nn
+
+
+@dataclass
+class Args:
+    """SAC on an environment with flat Box observations and actions. The defaults are tuned for Pendulum."""
+
+    env_id: str = "Pendulum-v1"
+    """Gymnasium environment id."""
+    max_episode_steps: int | None = None
+    """Truncate episodes after so many steps; by default as the environment is registered."""
+    seed: int = 0
+    """Seed of every random number."""
+    total_timesteps: int = 20_000
+    """Environment steps. Each of them is followed by one gradient step of every network."""
+    buffer_size: int = 1_000_000
+    """Transitions that the replay memory D keeps."""
+    learning_starts: int = 100
+    """Steps with random actions before the first gradient step."""
+    batch_size: int = 256
+    """Transitions per gradient step."""
+    learning_rate: float = 1e-3
+    """Adam's step size, of the actor, the critics and the temperature."""
+    gamma: float = 0.99
+    """Discount."""
+    tau: float = 0.005
+    """Share of the new weights in each update of the target networks."""
+    initial_temperature: float = 1.0
+    """Where the temperature alpha begins."""
+    target_entropy: float | None = None
+    """Entropy that the temperature aims at; by default minus the number of action dimensions ([SAC], table 1)."""
+
+
+def stream(seed: int, name: str) -> np.random.Generator:
+    """A random stream of its own for each consumer: to draw more actions never changes a batch or a start state."""
+    return np.random.default_rng([seed, zlib.crc32(name.encode()), 0])
+
+
+def mlp(num_inputs: int, num_outputs: int) -> nn.Sequential:
+    hidden = [nn.Linear(num_inputs, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU()]
+    return nn.Sequential(*hidden, nn.Linear(256, num_outputs))
+
+
+def sample(actor: nn.Module, obs: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Actions [B, A] in [-1, 1] and their log-probabilities log pi(a | s), [B].
+
+    The action is a function of the network's outputs and of noise, a = f(s, noise) ([SAC], eq. 8), so gradients flow
+    from the critics through the action into the actor.
+    """
+    mean, log_std = actor(obs).chunk(2, dim=-1)
+    log_std = log_std.clamp(-20.0, 2.0)  # its exponential must neither vanish nor explode
+    noise = torch.from_numpy(rng.standard_normal(tuple(mean.shape), dtype=np.float32))
+    u = mean + log_std.exp() * noise
+
+    # The density of tanh(u) is that of u divided by the slope of tanh, 1 - tanh(u)^2 ([SAC], appendix C). Where tanh(u)
+    # is almost 1, that difference has no digits left; 4 / (e^u + e^-u)^2 is the same number and its log is exact.
+    log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2.0 * math.pi)
+    log_slope = 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
+    return u.tanh(), (log_normal - log_slope).sum(dim=-1)
+
+
+def train(
+    args: Args,
+    on_start: Callable[[dict[str, nn.Module]], None] | None = None,
+    on_update: Callable[[dict[str, Tensor]], None] | None = None,
+) -> dict[str, Any]:
+    """Train, print, and return the episodes' returns, the replay memory and the final parameters.
+
+    `on_start` is given the networks and may change their weights. `on_update` is shown every batch with its losses,
+    after it was learned from.
+    """
+    torch.set_num_threads(1)  # more threads cost more than they give on networks of this size
+    action_rng, sample_rng = stream(args.seed, "policy"), stream(args.seed, "sampler")
+    noise_rng = stream(args.seed, "algorithm")
+    torch.manual_seed(int(noise_rng.integers(2**63)))  # torch's own random state decides the initial weights only
+
+    # We reset the environment ourselves, so we see the last observation of each episode.
+    limit = {} if args.max_episode_steps is None else {"max_episode_steps": args.max_episode_steps}
+    env = gym.make(args.env_id, **limit)
+    low, high = env.action_space.low, env.action_space.high
+    obs, _ = env.reset(seed=int(stream(args.seed, "environment").integers(2**31)))
+    num_inputs, A = obs.shape[0], env.action_space.shape[0]
+
+    # The policy pi (two outputs per action: mean and log standard deviation), and two critics Q(s, a). Each critic errs
+    # upwards where the actor looks for the largest value; the smaller of two errs less.
+    actor, q1, q2 = mlp(num_inputs, 2 * A), mlp(num_inputs + A, 1), mlp(num_inputs + A, 1)
+    if on_start is not None:
+        on_start({"actor": actor, "q1": q1, "q2": q2})
+    q1_target, q2_target = copy.deepcopy(q1), copy.deepcopy(q2)
+    # The logarithm of the temperature is learned, so that the temperature stays positive.
+    log_alpha = torch.tensor(math.log(args.initial_temperature), requires_grad=True)
+    target_entropy = -float(A) if args.target_entropy is None else args.target_entropy
+    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate)
+    critic_optimizer = torch.optim.Adam([*q1.parameters(), *q2.parameters()], lr=args.learning_rate)
+    alpha_optimizer = torch.optim.Adam([log_alpha], lr=args.learning_rate)
+
+    # The replay memory D: a ring, in which a new transition takes the place of the oldest one.
+    D = {
+        "obs": np.zeros((args.buffer_size, num_inputs), np.float32),
+        "action": np.zeros((args.buffer_size, A), np.float32),  # in [-1, 1], as the actor made it
+        "reward": np.zeros(args.buffer_size, np.float32),
+        "next_obs": np.zeros((args.buffer_size, num_inputs), np.float32),  # what really followed, also at an end
+        "terminated": np.zeros(args.buffer_size, np.bool_),  # the episode is over: no reward can follow
+    }
+    found, returns, running_return = {}, [], 0.0
+
+    for step in range(args.total_timesteps):
+        # 1. Act: at random at first, so that the critics see all kinds of actions; then as the policy samples.
+        if step < args.learning_starts:
+            action = action_rng.random(A, dtype=np.float32) * 2.0 - 1.0
+        else:
+            with torch.no_grad():
+                action = sample(actor, torch.from_numpy(obs[None]).float(), action_rng)[0][0].numpy()
+
+        # 2. Store the transition. `truncated` is not stored. A time limit ends the episode, but not what could have
+        #    been earned after it: for learning, that transition is like any other.
+        next_obs, reward, terminated, truncated, _ = env.step(low + (action + 1.0) * (0.5 * (high - low)))
+        slot = step % args.buffer_size
+        D["obs"][slot], D["action"][slot], D["reward"][slot] = obs, action, reward
+        D["next_obs"][slot], D["terminated"][slot] = next_obs, terminated
+        obs = next_obs
+        running_return += float(reward)
+        if terminated or truncated:
+            returns.append(running_return)
+            running_return = 0.0
+            obs, _ = env.reset()
+
+        # 3. One gradient step of everything, on a batch drawn with replacement; draws count from the oldest.
+        if step >= args.learning_starts:
+            size = min(step + 1, args.buffer_size)
+            rows = (step + 1 - size + sample_rng.integers(size, size=args.batch_size)) % args.buffer_size
+            batch = {name: torch.from_numpy(column[rows]) for name, column in D.items()}
+            alpha = log_alpha.detach().exp()
+
+            # 3a. The critics. What comes next is worth its value and its entropy, Q(s', a') - alpha log pi(a'|s')
+            #     ([SAC], eq. 3), for an action that the policy of today would take there, not the one that was taken.
+            with torch.no_grad():
+                next_action, next_log_prob = sample(actor, batch["next_obs"], noise_rng)
+                next_inputs = torch.cat([batch["next_obs"], next_action], dim=1)
+                next_q = torch.minimum(q1_target(next_inputs), q2_target(next_inputs)).squeeze(1)
+                next_value = next_q - alpha * next_log_prob
+                y = batch["reward"] + args.gamma * ~batch["terminated"] * next_value
+            inputs = torch.cat([batch["obs"], batch["action"]], dim=1)
+            q1_pred, q2_pred = q1(inputs).squeeze(1), q2(inputs).squeeze(1)
+            critic_loss = 0.5 * (q1_pred - y).square().mean() + 0.5 * (q2_pred - y).square().mean()  # [SAC], eq. 5
+            critic_optimizer.zero_grad()
+            critic_loss.backward()
+            critic_optimizer.step()
+
+            # 3b. The actor, with fresh actions: high value and high entropy ([SAC], eq. 9). The critics get gradients
+            #     here too, but do not use them: they are zeroed before the critics' next step.
+            action_now, log_prob = sample(actor, batch["obs"], noise_rng)
+            inputs_now = torch.cat([batch["obs"], action_now], dim=1)
+            q_now = torch.minimum(q1(inputs_now), q2(inputs_now)).squeeze(1)
+            actor_loss = (alpha * log_prob - q_now).mean()
+            actor_optimizer.zero_grad()
+            actor_loss.backward()
+            actor_optimizer.step()
+
+            # 3c. The temperature ([SAC], eq. 18): it grows while the policy's entropy is below the target.
+            alpha_loss = (-log_alpha.exp() * (log_prob.detach() + target_entropy)).mean()
+            alpha_optimizer.zero_grad()
+            alpha_loss.backward()
+            alpha_optimizer.step()
+
+            # 3d. The target critics follow slowly: an exponential moving average of the critics' weights.
+            with torch.no_grad():
+                for q, q_target in ((q1, q1_target), (q2, q2_target)):
+                    for new, old in zip(q.parameters(), q_target.parameters(), strict=True):
+                        old.copy_(args.tau * new + (1.0 - args.tau) * old)
+
+            q_mean = 0.5 * (q1_pred.detach().mean() + q2_pred.detach().mean())
+            losses = {"critic_loss": critic_loss, "actor_loss": actor_loss, "alpha_loss": alpha_loss}
+            found = {name: loss.detach() for name, loss in losses.items()}
+            found |= {"q_mean": q_mean, "alpha": alpha, "entropy": -log_prob.detach().mean()}
+            if on_update is not None:
+                on_update({**batch, **found})
+
+        # 4. Tell how it went.
+        if (step + 1) % 1_000 == 0 or step + 1 == args.total_timesteps:
+            mean_return = float(np.mean(returns[-10:])) if returns else float("nan")
+            shown = "   ".join(f"{name.replace('_', ' ')} {float(value):8.3f}" for name, value in found.items())
+            print(f"step {step + 1:7d}   mean return {mean_return:8.1f}   {shown}")
+
+    env.close()
+    print(f"final return: {mean_return:.1f} (mean of the last {len(returns[-10:])} episodes of training)")
+    networks = {"actor": actor, "q1": q1, "q2": q2, "q1_target": q1_target, "q2_target": q2_target}
+    order = np.arange(max(0, args.total_timesteps - args.buffer_size), args.total_timesteps) % args.buffer_size
+    return {
+        "final_return": mean_return,
+        "returns": returns,
+        "replay": {name: column[order] for name, column in D.items()},  # oldest first
+        "parameters": {
+            "log_alpha": log_alpha.detach().clone(),
+            **{f"{n}.{name}": x.detach().clone() for n, net in networks.items() for name, x in net.named_parameters()},
+        },
+    }
+
+
+if __name__ == "__main__":
+    train(tyro.cli(Args))

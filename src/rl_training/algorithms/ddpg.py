@@ -1,0 +1,80 @@
+"""Deep deterministic policy gradient (Lillicrap et al. 2016, arXiv:1509.02971)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from rl_training.algorithms.off_policy_actor_critic import OffPolicyActorCriticAlgorithm, OffPolicyActorCriticConfig
+from rl_training.contracts.batches import Progress, TransitionBatch, UpdateResult
+from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
+from rl_training.functional.ensembles import pessimistic_target
+from rl_training.policies.actors import DeterministicPolicy
+from rl_training.policies.targets import Target
+
+
+@documented
+@dataclass
+class DDPGConfig(OffPolicyActorCriticConfig):
+    """Settings of DDPG. Exploration is with Gaussian noise; the paper's is `noise.kind: ou`, `noise.std: 0.2`."""
+
+    num_critics: int = setting(1, "Critics in the ensemble; targets take the smallest, the actor the first.", ge=1)
+
+
+class DDPGAlgorithm(OffPolicyActorCriticAlgorithm[DDPGConfig]):
+    """A deterministic actor climbs the values that its critic learns from replay."""
+
+    policy: DeterministicPolicy
+    policy_class = DeterministicPolicy
+
+    def __init__(self, config: DDPGConfig, spec: EnvSpec, device: torch.device, rng: np.random.Generator) -> None:
+        super().__init__(config, spec, device, rng)
+        self.actor_target = Target(self.policy.actor, self.actor_store)
+
+    def targets(self) -> list[Target[Any]]:
+        """See `OffPolicyActorCriticAlgorithm.targets`."""
+        return [self.actor_target, self.critic_target]
+
+    def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
+        """One gradient step of the critic, one of the actor."""
+        config = self.config
+        actor_rate, critic_rate = self.learning_rates(progress)
+        self.policy.train()
+
+        with torch.no_grad():
+            next_q = self.critic_target.module(batch.next_obs, self.actor_target.module(batch.next_obs))
+            q_target = pessimistic_target(batch.reward, batch.discount, next_q)
+        critic = self.critic_step(batch, q_target, critic_rate)
+
+        q = self.policy.critic(batch.obs, self.policy.actor(batch.obs), slice(1))
+        policy_loss = -q.mean()
+        self.actor_store.step(policy_loss, learning_rate=actor_rate, max_grad_norm=config.max_grad_norm)
+
+        self.update_targets(config.tau)
+        self.policy.eval()
+        return UpdateResult(
+            metrics={
+                "loss/critic": critic.loss,
+                "loss/policy": policy_loss.detach(),
+                "value/q_mean": critic.q_mean,
+                "train/learning_rate": actor_rate,
+                "train/gradient_norm": critic.gradient_norm,
+            },
+            priorities=critic.priorities,
+        )
+
+
+SPEC = AlgorithmSpec(
+    name="ddpg",
+    title="DDPG",
+    config=DDPGConfig,
+    algorithm=DDPGAlgorithm,
+    regimes=(Regime.OFF_POLICY,),
+    action_spaces=(spaces.Box,),
+    paper="Lillicrap et al. 2016, Continuous Control with Deep Reinforcement Learning, arXiv:1509.02971",
+)

@@ -1,0 +1,114 @@
+"""Soft actor-critic with a learned temperature (Haarnoja et al. 2018, arXiv:1812.05905)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rl_training.algorithms.off_policy_actor_critic import OffPolicyActorCriticAlgorithm, OffPolicyActorCriticConfig
+from rl_training.contracts.batches import Metrics, Progress, TransitionBatch, UpdateResult
+from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
+from rl_training.functional.ensembles import soft_target
+from rl_training.functional.policies import sac_actor_loss, temperature_loss
+from rl_training.policies.actors import SquashedGaussianPolicy
+from rl_training.policies.exploration import NoiseConfig
+from rl_training.policies.parameters import ParameterStore
+
+
+def _no_noise() -> NoiseConfig:
+    return NoiseConfig(kind="none")
+
+
+@documented
+@dataclass
+class SACConfig(OffPolicyActorCriticConfig):
+    """Settings of SAC."""
+
+    temperature: float | None = setting(None, "Fixed weight of the entropy; none to learn it.", ge=0)
+    initial_temperature: float = setting(1.0, "Where a learned temperature begins.", gt=0)
+    target_entropy: float | None = setting(
+        None, "Entropy that a learned temperature aims at; none for minus the number of action dimensions."
+    )
+    policy_delay: int = setting(1, "Steps of the critics per step of the actor and of the temperature.", ge=1)
+    noise: NoiseConfig = setting(factory=_no_noise, help="Noise added to sampled actions while exploring.")
+
+
+class Temperature(nn.Module):
+    """The learned weight of the entropy, alpha = exp(log_alpha)."""
+
+    def __init__(self, initial: float) -> None:
+        super().__init__()
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(initial)))
+
+
+class SACAlgorithm(OffPolicyActorCriticAlgorithm[SACConfig]):
+    """A stochastic actor climbs the values and its own entropy, weighed by a temperature."""
+
+    policy: SquashedGaussianPolicy
+    policy_class = SquashedGaussianPolicy
+
+    def __init__(self, config: SACConfig, spec: EnvSpec, device: torch.device, rng: np.random.Generator) -> None:
+        super().__init__(config, spec, device, rng)
+        default_entropy = -float(self.policy.num_actions)
+        self.target_entropy = default_entropy if config.target_entropy is None else config.target_entropy
+        self.temperature = Temperature(config.initial_temperature).to(device)
+        self.temperature_store = ParameterStore(self.temperature, config.optimizer)
+
+    def alpha(self) -> Tensor | float:
+        """The temperature now, without gradient."""
+        fixed = self.config.temperature
+        return self.temperature.log_alpha.detach().exp() if fixed is None else fixed
+
+    def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
+        """One gradient step of the critics, of the actor and of the temperature; the critics' targets follow."""
+        config, alpha = self.config, self.alpha()
+        actor_rate, critic_rate = self.learning_rates(progress)
+        self.policy.train()
+
+        with torch.no_grad():
+            next_action, next_log_prob = self.policy.actor.sample(batch.next_obs, self.draw_noise(batch))
+            next_q = self.critic_target.module(batch.next_obs, next_action)
+            q_target = soft_target(batch.reward, batch.discount, next_q, next_log_prob, alpha)
+        critic = self.critic_step(batch, q_target, critic_rate)
+        metrics: Metrics = {
+            "loss/critic": critic.loss,
+            "value/q_mean": critic.q_mean,
+            "train/temperature": alpha,
+            "train/learning_rate": actor_rate,
+            "train/gradient_norm": critic.gradient_norm,
+        }
+        if (progress.updates + 1) % config.policy_delay == 0:
+            metrics |= self._actor_step(batch, alpha, actor_rate)
+        self.update_targets(config.tau)
+        self.policy.eval()
+        return UpdateResult(metrics, priorities=critic.priorities)
+
+    def _actor_step(self, batch: TransitionBatch, alpha: Tensor | float, learning_rate: float) -> Metrics:
+        """One step of the actor with fresh actions, and one of the temperature with their log-probabilities."""
+        config = self.config
+        action, log_prob = self.policy.actor.sample(batch.obs, self.draw_noise(batch))
+        policy_loss = sac_actor_loss(log_prob, self.policy.critic(batch.obs, action), alpha)
+        self.actor_store.step(policy_loss, learning_rate=learning_rate, max_grad_norm=config.max_grad_norm)
+        metrics: Metrics = {"loss/policy": policy_loss.detach(), "policy/entropy": -log_prob.detach().mean()}
+        if config.temperature is None:
+            loss = temperature_loss(self.temperature.log_alpha, log_prob, self.target_entropy)
+            self.temperature_store.step(loss, learning_rate=learning_rate, max_grad_norm=None)
+            metrics["loss/temperature"] = loss.detach()
+        return metrics
+
+
+SPEC = AlgorithmSpec(
+    name="sac",
+    title="SAC",
+    config=SACConfig,
+    algorithm=SACAlgorithm,
+    regimes=(Regime.OFF_POLICY,),
+    action_spaces=(spaces.Box,),
+    paper="Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv:1812.05905",
+)

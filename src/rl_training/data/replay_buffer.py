@@ -1,0 +1,412 @@
+"""Replay that keeps time: a ring of steps in which every observation is stored once.
+
+The ring has one row per step of all N environments. A transition's next observation is the next row's observation; only
+where an episode ended, that row belongs to another episode, and the true last observation is kept apart. Because time
+is kept, n-step returns, whole episodes and hindsight are questions asked when sampling, not other kinds of storage.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rl_training.contracts.batches import AnyArray, ArrayObservation, BoolArray, Step, map_observation
+from rl_training.contracts.errors import CheckpointError
+from rl_training.contracts.spec import EnvSpec
+from rl_training.contracts.state import Segment, Stateful, check_keys, check_plain, check_tensor
+
+Indices = npt.NDArray[np.int64]
+
+SEGMENT_BYTES = 32 * 2**20
+"""How much of the replay goes into one file: what a checkpoint writes again is at most this."""
+
+
+class OtherNumberOfEnvsError(CheckpointError):
+    """A saved replay whose rows have another width."""
+
+
+class Window(NamedTuple):
+    """The n steps from each of B transitions on [B, n], and which of them belong to the n-step return."""
+
+    steps: Indices
+    used: BoolArray
+
+
+class ReplayBuffer(Stateful):
+    """The newest `capacity` transitions of N environments, in the order in which they happened.
+
+    Transitions are named by one number, `row * num_envs + environment`, where rows are reused round the ring. Columns
+    (`reward`, `action`, ...) are indexed by it. `terminated` and `truncated` are separate, and `valid` is false where
+    a next-step environment only reset itself. Observations are raw, as the environment showed them; those in float64
+    are kept as float32.
+
+    Example:
+        >>> spec = EnvSpec(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
+        >>> buffer = ReplayBuffer(spec, capacity=1000, num_envs=4)
+        >>> buffer.num_rows, buffer.num_transitions
+        (250, 0)
+    """
+
+    def __init__(self, spec: EnvSpec, capacity: int, num_envs: int = 1) -> None:
+        self.num_envs = num_envs
+        self.num_rows = -(-capacity // num_envs)
+        row_bytes = num_envs * sum(_num_bytes(space) for space in (*_parts(spec.observation_space), spec.action_space))
+        # the row after the newest holds its next observations, and segments must not wrap around the ring
+        num_segments = -(-(self.num_rows + 1) // max(1, SEGMENT_BYTES // row_bytes))
+        self.segment_rows = -(-(self.num_rows + 1) // num_segments)
+        self.ring = num_segments * self.segment_rows
+        self.num_slots = self.ring * num_envs
+
+        self.obs = map_observation(self._column, _layout(spec.observation_space))
+        self.action_space = spec.action_space
+        self.action = self._column(_Layout(tuple(spec.action_space.shape or ()), _action_dtype(spec.action_space)))
+        self.reward = self._column(_Layout((), np.float32))
+        self.terminated, self.truncated, self.valid = (self._column(_Layout((), np.bool_)) for _ in range(3))
+        self.final_row = self._column(_Layout((), np.int32))
+        """Where in `final_obs` the true last observation lies, of transitions that ended an episode; -1 for others."""
+        self.final_row[:] = -1
+        self.final_obs = map_observation(lambda column: column[:0].copy(), self.obs)
+        self.free_finals: list[int] = []
+
+        self.added = 0
+        """Rows ever added: the time of the next one."""
+        self.begin = 0
+        """Time of the first row that this buffer ever had; later than 0 if it was loaded from a smaller one."""
+        self.num_invalid = 0
+        self.ends: list[list[int]] = [[] for _ in range(num_envs)]
+        """Times at which each environment's episodes ended, oldest first."""
+        self.segments: dict[int, Segment] = {}
+        """Stretches that are in files already, by their number."""
+
+    def _column(self, layout: _Layout) -> AnyArray:
+        return np.zeros((self.num_slots, *layout.shape), layout.dtype)  # the system gives memory when it is written to
+
+    @property
+    def oldest(self) -> int:
+        """Time of the oldest row."""
+        return max(self.begin, self.added - self.num_rows)
+
+    @property
+    def num_transitions(self) -> int:
+        """Transitions that can be sampled."""
+        return (self.added - self.oldest) * self.num_envs - self.num_invalid
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of a full buffer, without last observations of episodes."""
+        columns = [self.action, self.reward, self.terminated, self.truncated, self.valid, self.final_row]
+        return sum(column.nbytes for column in (*columns, *_arrays(self.obs)))
+
+    # Writing
+
+    def add(self, step: Step) -> None:
+        """Write one step of all environments, and after it what they show next."""
+        here, after = self._slots(self.added), self._slots(self.added + 1)
+        if self.added - self.oldest == self.num_rows:
+            self._forget(self._slots(self.oldest))
+        _write(self.obs, here, step.obs)
+        _write(self.obs, after, step.next_obs)
+        self.action[here] = step.action
+        self.reward[here] = step.reward
+        self.terminated[here] = step.terminated & step.valid
+        self.truncated[here] = step.truncated & step.valid
+        self.valid[here] = step.valid
+        self.num_invalid += int(self.num_envs - np.count_nonzero(step.valid))
+        if step.final_obs is not None:
+            for row, env in enumerate(step.ended):
+                self._end(int(env), map_observation(lambda x, row=row: x[row], step.final_obs))  # type: ignore[misc]
+        self.added += 1
+
+    def _slots(self, time: int) -> slice:
+        start = (time % self.ring) * self.num_envs
+        return slice(start, start + self.num_envs)
+
+    def _end(self, env: int, final_obs: ArrayObservation) -> None:
+        """Note the end of an episode in the row that is being written."""
+        if not self.free_finals:
+            used = len(_arrays(self.final_obs)[0])
+            grown = max(64, used)
+            self.final_obs = map_observation(
+                lambda x: np.concatenate([x, np.zeros((grown, *x.shape[1:]), x.dtype)]), self.final_obs
+            )
+            self.free_finals = list(range(used + grown - 1, used - 1, -1))
+        row = self.free_finals.pop()
+        _write(self.final_obs, row, final_obs)
+        self.final_row[self._slots(self.added).start + env] = row
+        self.ends[env].append(self.added)
+
+    def _forget(self, slots: slice) -> None:
+        """Let go of what else belongs to the oldest row, which is no longer a row of the buffer."""
+        time = self.oldest
+        self.num_invalid -= int(self.num_envs - np.count_nonzero(self.valid[slots]))
+        for env in np.flatnonzero(self.final_row[slots] >= 0):
+            self.free_finals.append(int(self.final_row[slots.start + env]))
+            self.final_row[slots.start + env] = -1
+            del self.ends[env][: bisect.bisect_right(self.ends[env], time)]
+
+    def close_episodes(self) -> None:
+        """End the episodes in flight as truncated where they are: what follows belongs to new ones."""
+        if self.added == self.oldest:
+            return
+        self.added -= 1
+        here, after = self._slots(self.added), self._slots(self.added + 1)
+        for env in range(self.num_envs):
+            slot = here.start + env
+            if self.valid[slot] and self.final_row[slot] < 0:
+                self.truncated[slot] = True
+                self._end(env, map_observation(lambda x, env=env: x[after.start + env].copy(), self.obs))  # type: ignore[misc]
+        self.segments.pop(self.added // self.segment_rows, None)
+        self.added += 1
+
+    # Reading
+
+    def everything(self) -> Indices:
+        """All rows, oldest first, also those that are not valid."""
+        times = np.arange(self.oldest, self.added) % self.ring
+        return (times[:, None] * self.num_envs + np.arange(self.num_envs)).reshape(-1)
+
+    def pick(self, positions: Indices) -> Indices:
+        """The transitions at positions counted from the oldest row (N to a row)."""
+        start = (self.oldest % self.ring) * self.num_envs
+        return (positions + start) % self.num_slots
+
+    def observations(self, index: Indices) -> ArrayObservation:
+        """What was seen before these steps."""
+        return map_observation(lambda x: x.take(index, axis=0), self.obs)
+
+    def next_observations(self, index: Indices) -> ArrayObservation:
+        """What was really seen after these steps, also where an episode ended."""
+        following = (index + self.num_envs) % self.num_slots
+        final = self.final_row.take(index)
+        at_end = np.flatnonzero(final >= 0)
+        if not at_end.size:
+            return self.observations(following)
+        rows = final[at_end]
+
+        def gather(column: AnyArray, finals: AnyArray) -> AnyArray:
+            values = column.take(following, axis=0)
+            values[at_end] = finals.take(rows, axis=0)
+            return values
+
+        if isinstance(self.obs, dict):
+            assert isinstance(self.final_obs, dict)
+            return {key: gather(column, self.final_obs[key]) for key, column in self.obs.items()}
+        assert not isinstance(self.final_obs, dict)
+        return gather(self.obs, self.final_obs)
+
+    def window(self, index: Indices, num_steps: int) -> Window:
+        """Up to n steps from each transition on: to the end of its episode or to the newest row, if they come first."""
+        if num_steps == 1:
+            return Window(index[:, None], np.ones((index.size, 1), np.bool_))
+        steps = np.arange(num_steps)
+        indices = (index[:, None] + steps * self.num_envs) % self.num_slots
+        left = self.added - self.times(index)
+        goes_on = (self.final_row.take(indices[:, :-1]) < 0) & (steps[1:] < left[:, None])
+        used = np.ones(indices.shape, np.bool_)
+        np.logical_and.accumulate(goes_on, axis=1, out=used[:, 1:])
+        return Window(indices, used)
+
+    def times(self, index: Indices) -> Indices:
+        """When these steps were made, counted in rows since the beginning."""
+        newest = self.added - 1
+        return newest - (newest - index // self.num_envs) % self.ring
+
+    def episodes(self, index: Indices) -> tuple[Indices, Indices]:
+        """First and last time of the episode that each step belongs to, as far as they are in the buffer."""
+        times, envs = self.times(index), index % self.num_envs
+        bounds = np.empty((2, index.size), np.int64)
+        for row, (time, env) in enumerate(zip(times.tolist(), envs.tolist(), strict=True)):
+            ends = self.ends[env]
+            place = bisect.bisect_left(ends, time)  # of the end of this episode, if it has ended
+            bounds[0, row] = ends[place - 1] + 1 if place > 0 else self.oldest
+            bounds[1, row] = ends[place] if place < len(ends) else self.added - 1
+        first, last = bounds
+        # after its last step a next-step environment has a row that only resets: no part of the next episode
+        first += ~self.valid[self.at(first, envs)]
+        return first, last
+
+    def at(self, times: Indices, envs: Indices) -> Indices:
+        """The transitions of environments at times."""
+        return (times % self.ring) * self.num_envs + envs
+
+    # Files
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as stretches in files of their own; those that were saved before are not written again."""
+        first, last = self.oldest // self.segment_rows, -(-self.added // self.segment_rows)
+        self.segments = {number: segment for number, segment in self.segments.items() if number >= first}
+        return {
+            "num_envs": self.num_envs,
+            "added": self.added,
+            "oldest": self.oldest,
+            "next_obs": map_observation(lambda x: x[self._slots(self.added)], self.obs),
+            "segments": [self._segment(number) for number in range(first, last)],
+        }
+
+    def _segment(self, number: int) -> Segment:
+        if number in self.segments:
+            return self.segments[number]
+        start, stop = number * self.segment_rows, (number + 1) * self.segment_rows
+        segment = Segment(functools.partial(self._stretch, start, stop), complete=stop <= self.added)
+        if segment.complete:
+            self.segments[number] = segment
+        return segment
+
+    def _stretch(self, start: int, stop: int) -> dict[str, Tensor]:
+        """The rows of a stretch of time that are still there, as views."""
+        start, stop = max(start, self.oldest), min(stop, self.added)
+        slots = slice(self._slots(start).start, self._slots(stop - 1).stop)
+        ended = np.flatnonzero(self.final_row[slots] >= 0)
+        finals = self.final_row[slots][ended]
+        columns = {name: column[slots] for name, column in self._columns().items()}
+        columns.update({f"final_{name}": x.take(finals, axis=0) for name, x in _named(self.final_obs, "obs").items()})
+        columns.update(ended=ended, times=np.array([start, stop]))
+        return {name: torch.from_numpy(column) for name, column in columns.items()}
+
+    def _columns(self) -> dict[str, AnyArray]:
+        names = ("action", "reward", "terminated", "truncated", "valid")
+        return {**{name: getattr(self, name) for name in names}, **_named(self.obs, "obs")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave, also from a buffer of another size: the newest rows that fit."""
+        check_keys("the replay", ("num_envs", "added", "oldest", "next_obs", "segments"), state)
+        for name in ("num_envs", "added", "oldest"):
+            check_plain(f"the replay's {name}", int, state[name])
+        if state["num_envs"] != self.num_envs:
+            raise OtherNumberOfEnvsError(f"it is of {state['num_envs']} environments, here are {self.num_envs}")
+        if not isinstance(state["segments"], list) or not all(isinstance(s, Segment) for s in state["segments"]):
+            raise CheckpointError("the replay's segments are damaged")
+        self._clear(state["added"], state["oldest"])
+        loaded_to = None
+        for segment in state["segments"]:
+            try:
+                loaded_to = self._load_segment(segment, loaded_to)
+            except CheckpointError as error:
+                where = "" if segment.file is None else f"{segment.file.name}: "
+                raise CheckpointError(f"{where}{error}") from error
+        if (loaded_to or 0) != self.added:
+            raise CheckpointError(f"the replay's segments reach to row {loaded_to}, not to {self.added}")
+        head = _named(self.obs, "obs")
+        saved = _named(state["next_obs"], "obs")
+        check_keys("the replay's next observation", head, saved)
+        for name, column in head.items():
+            here = column[self._slots(self.added)]
+            check_tensor(f"the replay's next {name}", torch.from_numpy(here), torch.as_tensor(saved[name]))
+            here[:] = saved[name]
+
+    def _clear(self, added: int, oldest: int) -> None:
+        if not 0 <= oldest <= added:
+            raise CheckpointError(f"the replay says that its rows are {oldest} to {added}")
+        self.added, self.begin = added, max(oldest, added - self.num_rows)
+        self.final_row[:] = -1
+        self.free_finals = list(range(len(_arrays(self.final_obs)[0]) - 1, -1, -1))
+        self.num_invalid, self.segments = 0, {}
+        self.ends = [[] for _ in range(self.num_envs)]
+
+    def _load_segment(self, segment: Segment, loaded_to: int | None) -> int:
+        """Copy one stretch into its place, right after the one before it; returns where it ends."""
+        saved = segment.tensors()
+        columns = self._columns()
+        finals = {f"final_{name}": x for name, x in _named(self.final_obs, "obs").items()}
+        check_keys("a segment of the replay", (*columns, *finals, "ended", "times"), saved)
+        check_tensor("the replay's times", torch.zeros(2, dtype=torch.int64), saved["times"])
+        start, stop = (int(time) for time in saved["times"])
+        newest, first = self.added, max(start, self.begin)
+        in_place = start <= self.begin if loaded_to is None else start == loaded_to
+        if not 0 <= start < stop <= newest or not in_place:
+            raise CheckpointError(f"a segment of the replay has the rows {start} to {stop}, which do not belong there")
+        for name, column in columns.items():
+            whole = torch.from_numpy(column[:1]).expand((stop - start) * self.num_envs, *column.shape[1:])
+            check_tensor(f"the replay's {name}", whole, saved[name])
+        space, actions = self.action_space, saved["action"]
+        if isinstance(space, spaces.Discrete) and ((actions < 0) | (actions >= int(space.n))).any():
+            raise CheckpointError(f"the replay has actions that {space} does not")
+        if first >= stop:  # this buffer is smaller than the one that was saved
+            return stop
+        skipped = (first - start) * self.num_envs
+        times = np.arange(first, stop) % self.ring
+        slots = (times[:, None] * self.num_envs + np.arange(self.num_envs)).reshape(-1)
+        for name, column in columns.items():
+            column[slots] = saved[name].numpy()[skipped:]
+        self._load_ends(saved, finals, start, first)
+        valid = saved["valid"].numpy()[skipped:]
+        self.num_invalid += int(valid.size - np.count_nonzero(valid))
+        # saved in stretches of another length, only the oldest one may begin elsewhere than those of this buffer do
+        number = stop // self.segment_rows - 1
+        begins = number * self.segment_rows
+        if stop % self.segment_rows == 0 and (start == begins or max(start, begins) <= self.oldest):
+            again = functools.partial(self._stretch, begins, stop)
+            self.segments[number] = dataclasses.replace(segment, tensors=again, complete=True)
+        return stop
+
+    def _load_ends(self, saved: dict[str, Tensor], finals: dict[str, AnyArray], start: int, first: int) -> None:
+        ended = saved["ended"]
+        check_tensor("the replay's ends", torch.zeros(ended.numel(), dtype=torch.int64), ended)
+        for name, column in finals.items():
+            whole = torch.zeros((ended.numel(), *column.shape[1:]), dtype=torch.from_numpy(column).dtype)
+            check_tensor(f"the replay's {name}", whole, saved[name])
+        size = saved["valid"].numel()
+        newest = self.added
+        for row, position in enumerate(ended.tolist()):
+            if not 0 <= position < size:
+                raise CheckpointError(f"an episode in the replay ends at {position}, of {size}")
+            time, env = start + position // self.num_envs, position % self.num_envs
+            if time >= first:
+                self.added = time
+                names = {name.removeprefix("final_"): saved[name][row].numpy() for name in finals}
+                by_key = {name.removeprefix("obs."): x for name, x in names.items()}
+                self._end(env, by_key if isinstance(self.obs, dict) else names["obs"])
+        self.added = newest
+
+
+class _Layout(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def _layout(space: spaces.Space[Any]) -> Any:
+    """Shapes and dtypes of observations as they are stored."""
+    if isinstance(space, spaces.Dict):
+        return {key: _layout(part) for key, part in space.spaces.items()}
+    dtype = space.dtype or np.dtype(np.float32)
+    return _Layout(tuple(space.shape or ()), np.float32 if np.issubdtype(dtype, np.floating) else dtype)
+
+
+def _action_dtype(space: spaces.Space[Any]) -> Any:
+    return np.float32 if isinstance(space, spaces.Box) else np.int64
+
+
+def _parts(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
+    return list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]
+
+
+def _num_bytes(space: spaces.Space[Any]) -> int:
+    layout = _layout(space)
+    num_bytes: int = math.prod(layout.shape) * np.dtype(layout.dtype).itemsize
+    return num_bytes
+
+
+def _arrays(obs: ArrayObservation) -> list[AnyArray]:
+    return list(obs.values()) if isinstance(obs, dict) else [obs]
+
+
+def _named(obs: ArrayObservation, name: str) -> dict[str, AnyArray]:
+    return {f"{name}.{key}": x for key, x in obs.items()} if isinstance(obs, dict) else {name: obs}
+
+
+def _write(columns: ArrayObservation, where: slice | int, obs: ArrayObservation) -> None:
+    if isinstance(columns, dict):
+        assert isinstance(obs, dict)
+        for key, column in columns.items():
+            column[where] = obs[key]
+    else:
+        columns[where] = obs

@@ -1,0 +1,332 @@
+"""Ways to sample replay: which transitions (uniform, prioritised), what they become (n-step, hindsight), mixtures."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rl_training.contracts.batches import (
+    AnyArray,
+    ArrayObservation,
+    Observation,
+    Progress,
+    Step,
+    TransitionBatch,
+    map_observation,
+)
+from rl_training.contracts.errors import CheckpointError
+from rl_training.contracts.schedule import ScheduleOrFloat, value_of
+from rl_training.contracts.state import Stateful
+from rl_training.data.hindsight import Hindsight
+from rl_training.data.normalize import ObservationNormalizer, RewardNormalizer
+from rl_training.data.replay_buffer import Indices, ReplayBuffer
+from rl_training.data.sum_tree import SumTree
+
+Float32 = npt.NDArray[np.float32]
+
+
+class Sampler(Protocol):
+    """Takes the steps of a collector and gives batches of transitions."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is anything to sample."""
+        ...
+
+    def add(self, step: Step) -> None:
+        """Take one step of all environments."""
+        ...
+
+    def sample(self, batch_size: int, progress: Progress) -> TransitionBatch:
+        """Draw transitions."""
+        ...
+
+    def update_priorities(self, indices: Tensor, priorities: Tensor | None) -> None:
+        """Take the errors that an update found in the batch sampled last."""
+        ...
+
+    @property
+    def buffer(self) -> ReplayBuffer:
+        """Where new steps go."""
+        ...
+
+    def replace(self, buffer: ReplayBuffer) -> None:
+        """Go on with another buffer of the same kind."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Stateful.state_dict`."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Stateful.load_state_dict`."""
+        ...
+
+
+class Indexer(Protocol):
+    """Chooses transitions of a buffer."""
+
+    def added(self, buffer: ReplayBuffer) -> None:
+        """The buffer has a new row."""
+        ...
+
+    def loaded(self, buffer: ReplayBuffer) -> None:
+        """The buffer has other contents than before."""
+        ...
+
+    def check(self, buffer: ReplayBuffer) -> None:
+        """Refuse a restored state that cannot be that of this buffer."""
+        ...
+
+    def draw(self, buffer: ReplayBuffer, batch_size: int, progress: Progress) -> tuple[Indices, Float32]:
+        """Transitions [B] and their importance weights [B]."""
+        ...
+
+    def update(self, indices: Indices, priorities: AnyArray) -> None:
+        """New errors of transitions."""
+        ...
+
+
+class UniformIndexer(Stateful):
+    """Every transition is as likely as any other; with replacement."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+
+    def draw(self, buffer: ReplayBuffer, batch_size: int, progress: Progress) -> tuple[Indices, Float32]:
+        """See `Indexer.draw`."""
+        num_slots = (buffer.added - buffer.oldest) * buffer.num_envs
+        index = buffer.pick(self.rng.integers(num_slots, size=batch_size))
+        if buffer.num_invalid:
+            while (wrong := np.flatnonzero(~buffer.valid.take(index))).size:
+                index[wrong] = buffer.pick(self.rng.integers(num_slots, size=wrong.size))
+        return index, np.ones(batch_size, np.float32)
+
+    def added(self, buffer: ReplayBuffer) -> None:
+        """See `Indexer.added`."""
+
+    def loaded(self, buffer: ReplayBuffer) -> None:
+        """See `Indexer.loaded`."""
+
+    def check(self, buffer: ReplayBuffer) -> None:
+        """See `Indexer.check`."""
+
+    def update(self, indices: Indices, priorities: AnyArray) -> None:
+        """See `Indexer.update`."""
+
+
+class PrioritizedIndexer(Stateful):
+    """Proportional prioritised replay (Schaul et al. 2016): P(i) = p_i^alpha / sum_k p_k^alpha, p_i = |error_i| + eps.
+
+    Draws are stratified, one from each of B equal parts of the total. The importance weights (n P(i))^-beta are scaled
+    by their largest in the batch. New transitions get the largest priority seen so far, to be sampled at least once.
+    """
+
+    eps: ClassVar[float] = 1e-6
+
+    def __init__(
+        self, buffer: ReplayBuffer, rng: np.random.Generator, *, alpha: float = 0.6, beta: ScheduleOrFloat = 0.4
+    ) -> None:
+        self.rng = rng
+        self.alpha, self.beta = alpha, beta
+        self.tree = SumTree(buffer.num_slots)
+        self.largest = np.ones(())
+
+    def added(self, buffer: ReplayBuffer) -> None:
+        """See `Indexer.added`."""
+        ages = np.array([buffer.added - 1, buffer.added])  # the row after the newest is none
+        items = ((ages % buffer.ring)[:, None] * buffer.num_envs + np.arange(buffer.num_envs)).reshape(-1)
+        values = np.zeros(items.size)
+        values[: buffer.num_envs] = buffer.valid[items[: buffer.num_envs]] * self.largest
+        if buffer.added > buffer.num_rows + buffer.begin:  # the row that has just left the buffer
+            gone = ((buffer.oldest - 1) % buffer.ring) * buffer.num_envs + np.arange(buffer.num_envs)
+            items, values = np.concatenate([gone, items]), np.concatenate([np.zeros(gone.size), values])
+        self.tree.set(items, values)
+
+    def loaded(self, buffer: ReplayBuffer) -> None:
+        """See `Indexer.loaded`: all begin with the largest priority."""
+        self.tree = SumTree(buffer.num_slots)
+        items = buffer.everything()
+        if items.size:
+            self.tree.set(items, buffer.valid[items] * self.largest)
+
+    def check(self, buffer: ReplayBuffer) -> None:
+        """See `Indexer.check`: only transitions have priorities, and there are some if there are transitions."""
+        items = buffer.everything()
+        gone = np.ones(buffer.num_slots, np.bool_)
+        gone[items[buffer.valid[items]]] = False
+        if self.tree.values(np.flatnonzero(gone)).any() or (self.tree.total == 0) != (buffer.num_transitions == 0):
+            raise CheckpointError("the priorities are not those of the transitions in the replay")
+        if not (np.isfinite(self.largest) and self.largest > 0):
+            raise CheckpointError(f"the largest priority is {self.largest}")
+
+    def draw(self, buffer: ReplayBuffer, batch_size: int, progress: Progress) -> tuple[Indices, Float32]:
+        """See `Indexer.draw`."""
+        total = self.tree.total
+        index = self.tree.find((np.arange(batch_size) + self.rng.random(batch_size)) * (total / batch_size))
+        beta = value_of(self.beta, progress.fraction)
+        probability = self.tree.values(index) / total
+        weight = (buffer.num_transitions * probability) ** -beta
+        return index, (weight / weight.max()).astype(np.float32)
+
+    def update(self, indices: Indices, priorities: AnyArray) -> None:
+        """See `Indexer.update`."""
+        values = (np.abs(priorities).astype(np.float64) + self.eps) ** self.alpha
+        self.largest[...] = max(self.largest, values.max())
+        self.tree.set(indices, values)
+
+
+class ReplaySampler(Stateful):
+    """Transitions of one buffer: chosen by an indexer, followed over n steps, relabelled in hindsight, normalised."""
+
+    transient: ClassVar[tuple[str, ...]] = ("obs_normalizer", "reward_normalizer")  # the collector's, which saves them
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        indexer: Indexer,
+        *,
+        gamma: float,
+        n_step: int = 1,
+        hindsight: Hindsight | None = None,
+        device: torch.device | None = None,
+        obs_normalizer: ObservationNormalizer | None = None,
+        reward_normalizer: RewardNormalizer | None = None,
+    ) -> None:
+        self.buffer = buffer
+        self.indexer = indexer
+        self.gamma, self.n_step = gamma, n_step
+        self.hindsight = hindsight
+        self.device = device or torch.device("cpu")
+        self.obs_normalizer = obs_normalizer
+        self.reward_normalizer = reward_normalizer
+
+    @property
+    def ready(self) -> bool:
+        """See `Sampler.ready`."""
+        return self.buffer.num_transitions > 0
+
+    def add(self, step: Step) -> None:
+        """See `Sampler.add`."""
+        self.buffer.add(step)
+        self.indexer.added(self.buffer)
+
+    def sample(self, batch_size: int, progress: Progress) -> TransitionBatch:
+        """See `Sampler.sample`."""
+        buffer = self.buffer
+        index, weight = self.indexer.draw(buffer, batch_size, progress)
+        window = buffer.window(index, self.n_step)
+        reward = buffer.reward.take(window.steps)
+        terminated = buffer.terminated.take(window.steps)
+        used, goal = window.used, None
+        if self.hindsight is not None:
+            goal = self.hindsight.goals(buffer, index)
+            reward, terminated, used = self.hindsight.relabel(buffer, window, goal, reward, terminated)
+
+        length = used.sum(axis=1)
+        rows = np.arange(batch_size)
+        last = window.steps[rows, length - 1]
+        discount = np.float32(self.gamma) ** length.astype(np.float32) * ~terminated[rows, length - 1]
+        obs, next_obs = buffer.observations(index), buffer.next_observations(last)
+        if goal is not None:
+            goal.put(obs)
+            goal.put(next_obs)
+        return TransitionBatch(
+            obs=self._observation(obs),
+            action=self._tensor(buffer.action.take(index, axis=0)),
+            reward=self._tensor(self._sum(reward, used)),
+            discount=self._tensor(discount.astype(np.float32, copy=False)),
+            next_obs=self._observation(next_obs),
+            weight=self._tensor(weight),
+            indices=torch.from_numpy(index),
+        )
+
+    def update_priorities(self, indices: Tensor, priorities: Tensor | None) -> None:
+        """See `Sampler.update_priorities`."""
+        if priorities is not None:
+            self.indexer.update(indices.numpy(), priorities.detach().cpu().numpy())
+
+    def replace(self, buffer: ReplayBuffer) -> None:
+        """See `Sampler.replace`."""
+        self.buffer = buffer
+        self.indexer.loaded(buffer)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Stateful.load_state_dict`."""
+        super().load_state_dict(state)
+        self.indexer.check(self.buffer)
+
+    def _sum(self, reward: AnyArray, used: AnyArray) -> AnyArray:
+        """Discounted sums [B] of the rewards [B, n] that are used."""
+        if self.reward_normalizer is not None:
+            reward = self.reward_normalizer.scale(reward)
+        if self.n_step == 1:
+            return reward[:, 0]
+        powers = np.float32(self.gamma) ** np.arange(self.n_step, dtype=np.float32)
+        summed: AnyArray = (np.where(used, reward, 0.0) * powers).sum(axis=1)
+        return summed
+
+    def _observation(self, obs: ArrayObservation) -> Observation:
+        return map_observation(self._tensor, obs if self.obs_normalizer is None else self.obs_normalizer(obs))
+
+    def _tensor(self, array: AnyArray) -> Tensor:
+        return torch.from_numpy(array).to(self.device, copy=True)  # into aligned memory, see `to_tensors`
+
+
+class MixedSampler(Stateful):
+    """A fixed share of every batch from a second source, such as prior data; new steps go to the first.
+
+    Example: RLPD (Ball et al. 2023) takes half of each batch from an offline dataset.
+    """
+
+    def __init__(self, online: ReplaySampler, prior: ReplaySampler, prior_ratio: float = 0.5) -> None:
+        self.online, self.prior = online, prior
+        self.prior_ratio = prior_ratio
+
+    @property
+    def ready(self) -> bool:
+        """See `Sampler.ready`."""
+        return self.online.ready and self.prior.ready
+
+    @property
+    def buffer(self) -> ReplayBuffer:
+        """See `Sampler.buffer`."""
+        return self.online.buffer
+
+    def add(self, step: Step) -> None:
+        """See `Sampler.add`."""
+        self.online.add(step)
+
+    def sample(self, batch_size: int, progress: Progress) -> TransitionBatch:
+        """See `Sampler.sample`: the rows of the first source, then those of the second."""
+        count = self._num_online(batch_size)
+        if count in (0, batch_size):
+            return (self.online if count else self.prior).sample(batch_size, progress)
+        parts = (self.online.sample(count, progress), self.prior.sample(batch_size - count, progress))
+        return TransitionBatch(*(_join(a, b) for a, b in zip(*parts, strict=True)))
+
+    def update_priorities(self, indices: Tensor, priorities: Tensor | None) -> None:
+        """See `Sampler.update_priorities`."""
+        if priorities is None:
+            return
+        count = self._num_online(len(indices))
+        for source, rows in ((self.online, slice(0, count)), (self.prior, slice(count, None))):
+            if len(indices[rows]):
+                source.update_priorities(indices[rows], priorities[rows])
+
+    def replace(self, buffer: ReplayBuffer) -> None:
+        """See `Sampler.replace`."""
+        self.online.replace(buffer)
+
+    def _num_online(self, batch_size: int) -> int:
+        return batch_size - round(batch_size * self.prior_ratio)
+
+
+def _join(a: Any, b: Any) -> Any:
+    if isinstance(a, dict):
+        return {key: torch.cat([a[key], b[key]]) for key in a}
+    return torch.cat([a, b])

@@ -1,0 +1,92 @@
+"""Goal environments, in the way of Gymnasium-Robotics: observations with goals, and rewards as a function of goals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from rl_training.contracts.batches import AnyArray
+from rl_training.contracts.errors import EnvError, SpaceError
+from rl_training.envs.factory import AnyVectorEnv
+
+GOAL_KEYS = ("achieved_goal", "desired_goal", "observation")
+PROBE_ROWS = 16
+
+
+class GoalFunction:
+    """`compute_reward(achieved, desired, info)` or its like, for many goals at once.
+
+    Environments differ in whether theirs takes one goal or many. The first call finds out: if the answer for a batch is
+    one number per row, and the same as row by row, the environment is asked for whole batches from then on.
+    `info` is empty, since replay does not keep it.
+    """
+
+    def __init__(self, function: Callable[[Any, Any, Any], Any], name: str) -> None:
+        self.function, self.name = function, name
+        self.vectorized: bool | None = None
+
+    def __call__(self, achieved: AnyArray, desired: AnyArray) -> AnyArray:
+        """One number per row, from goals [M, ...]."""
+        if self.vectorized is None and len(achieved) > 1:
+            self.vectorized = self._takes_batches(achieved[:PROBE_ROWS], desired[:PROBE_ROWS])
+        return self._batch(achieved, desired) if self.vectorized else self._rows(achieved, desired)
+
+    def _takes_batches(self, achieved: AnyArray, desired: AnyArray) -> bool:
+        rows = self._rows(achieved, desired)
+        try:
+            batch = self._batch(achieved, desired)
+        except Exception:  # whatever an environment raises at a batch, it does not take one
+            return False
+        return batch.shape == rows.shape and np.array_equal(batch, rows)
+
+    def _batch(self, achieved: AnyArray, desired: AnyArray) -> AnyArray:
+        return np.asarray(self.function(achieved, desired, [{} for _ in achieved]), np.float32)
+
+    def _rows(self, achieved: AnyArray, desired: AnyArray) -> AnyArray:
+        try:
+            values = [float(self.function(a, d, {})) for a, d in zip(achieved, desired, strict=True)]
+        except Exception as error:
+            raise EnvError(
+                f"the environment's {self.name} raised {type(error).__name__}: {error}. It is called with two goals "
+                "and an empty info, which replay does not keep"
+            ) from error
+        return np.array(values, np.float32)
+
+
+def check_goal_space(space: spaces.Space[Any], env_id: str) -> None:
+    """Refuse observations without goals."""
+    parts = space.spaces if isinstance(space, spaces.Dict) else {}
+    if set(GOAL_KEYS) - parts.keys() or parts["achieved_goal"].shape != parts["desired_goal"].shape:
+        raise SpaceError(
+            f"her needs observations that are a Dict with {', '.join(GOAL_KEYS)}, the two goals of one shape; "
+            f"got {space} from '{env_id}'"
+        )
+
+
+def goal_functions(env: AnyVectorEnv, env_id: str) -> tuple[GoalFunction, GoalFunction | None]:
+    """The environment's `compute_reward`, and its `compute_terminated` if it has one."""
+    if isinstance(env.unwrapped, SyncVectorEnv):
+        single: Any = env.unwrapped.envs[0]
+    elif isinstance(env.unwrapped, AsyncVectorEnv):
+        single = env.unwrapped.env_fns[0]()  # one more, here: asking a process for every batch would be slow
+    else:
+        single = env
+    reward, terminated = (_find(single, name) for name in ("compute_reward", "compute_terminated"))
+    if reward is None:
+        raise EnvError(
+            f"her needs an environment with a method compute_reward(achieved_goal, desired_goal, info); "
+            f"'{env_id}' has none"
+        )
+    ends = None if terminated is None else GoalFunction(terminated, "compute_terminated")
+    return GoalFunction(reward, "compute_reward"), ends
+
+
+def _find(env: Any, name: str) -> Any:
+    try:
+        return env.get_wrapper_attr(name)
+    except AttributeError:
+        return getattr(env, name, None)

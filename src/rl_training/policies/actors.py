@@ -1,0 +1,202 @@
+"""Actors for bounded real-valued actions, and the policies that explore with them.
+
+Actions live in [-1, 1] throughout; `envs.actions` maps them to an environment's bounds. Within this module they are
+flat, [B, A]; a policy's `act` gives them the shape of the action space.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rl_training.contracts.algorithm import ActOutput
+from rl_training.contracts.batches import Observation
+from rl_training.contracts.errors import SpaceError
+from rl_training.contracts.schedule import value_of
+from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.spec import BoxActions, EnvSpec
+from rl_training.functional.policies import squashed_log_prob
+from rl_training.policies.distributions import normal_noise
+from rl_training.policies.encoders import encoder_problem, make_encoder
+from rl_training.policies.ensemble import EnsembleCritic
+from rl_training.policies.exploration import NoiseConfig, gaussian_noise, ou_noise
+from rl_training.policies.networks import Activation, make_mlp
+
+LOG_STD_RANGE = (-20.0, 2.0)
+"""Bounds of a squashed Gaussian's log standard deviation (Haarnoja et al. 2018, their published code)."""
+
+
+@documented
+@dataclass
+class OffPolicyNetworkConfig:
+    """Networks of an actor and its critics."""
+
+    actor_sizes: tuple[int, ...] = setting((256, 256), "Widths of the actor's hidden layers.", ge=1)
+    critic_sizes: tuple[int, ...] = setting((256, 256), "Widths of each critic's hidden layers.", ge=1)
+    activation: Activation = setting("relu", "Activation between layers.")
+    encoder: str = setting("auto", "Encoder of observations, by name; 'auto' chooses by the observation space.")
+
+    def problems(self) -> list[str]:
+        """Combinations that cannot work."""
+        return [f"encoder: {problem}"] if (problem := encoder_problem(self.encoder)) else []
+
+
+def num_actions(spec: EnvSpec) -> int:
+    """The number A of real values of an action; only Box spaces have one."""
+    if not isinstance(spec.action_space, spaces.Box):
+        raise SpaceError(f"actors for real-valued actions need a Box action space, got {spec.action_space}")
+    return int(np.prod(spec.action_space.shape))
+
+
+class Trunk(nn.Module):
+    """Encoder, hidden layers and one linear layer: the raw outputs of an actor."""
+
+    def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig, num_outputs: int) -> None:
+        super().__init__()
+        self.encoder = make_encoder(network.encoder, spec.observation_space)
+        self.hidden, width = make_mlp(self.encoder.num_features, network.actor_sizes, network.activation)
+        self.head = nn.Linear(width, num_outputs)
+
+    def forward(self, obs: Observation) -> Tensor:
+        """Outputs [B, num_outputs]."""
+        outputs: Tensor = self.head(self.hidden(self.encoder(obs)))
+        return outputs
+
+
+class DeterministicActor(nn.Module):
+    """One action for each observation."""
+
+    def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig) -> None:
+        super().__init__()
+        self.trunk = Trunk(spec, network, num_actions(spec))
+
+    def forward(self, obs: Observation) -> Tensor:
+        """Actions [B, A] in [-1, 1]."""
+        outputs: Tensor = self.trunk(obs)
+        return outputs.tanh()
+
+
+class SquashedGaussianActor(nn.Module):
+    """A normal distribution for each observation, squashed to [-1, 1] by tanh."""
+
+    def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig) -> None:
+        super().__init__()
+        self.trunk = Trunk(spec, network, 2 * num_actions(spec))  # both heads in one product
+
+    def forward(self, obs: Observation) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation [B, A] before squashing."""
+        mean, log_std = self.trunk(obs).chunk(2, dim=-1)
+        return mean, log_std.clamp(*LOG_STD_RANGE)
+
+    def sample(self, obs: Observation, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [B, A] in [-1, 1] from standard normal noise [B, A], and their log-probabilities [B]."""
+        mean, log_std = self(obs)
+        unsquashed = torch.addcmul(mean, log_std.exp(), noise)
+        return unsquashed.tanh(), squashed_log_prob(unsquashed, noise, log_std)
+
+    def mode(self, obs: Observation) -> Tensor:
+        """The squashed mean [B, A]."""
+        mean: Tensor = self(obs)[0]
+        return mean.tanh()
+
+
+class ContinuousPolicy(nn.Module):
+    """An actor, its critics, and the noise that exploration adds. Base of the two policies below.
+
+    The state that `act` passes on is the noise [N, A] where that is correlated over time, else None.
+    """
+
+    actor: nn.Module
+    actor_class: ClassVar[type[nn.Module]]
+    noise_std: Tensor
+    box_actions: BoxActions = "rescale"
+
+    def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig, num_critics: int, noise: NoiseConfig) -> None:
+        super().__init__()
+        self.action_shape = tuple(spec.action_space.shape or ())
+        self.num_actions = num_actions(spec)
+        self.noise = noise
+        self.register_buffer("noise_std", torch.tensor(value_of(noise.std, 0.0), dtype=torch.float32))
+        self.actor = self.actor_class(spec, network)
+        self.critic = EnsembleCritic(spec, network, num_critics)
+
+    def mode(self, obs: Observation) -> Tensor:
+        """The actions [B, A] without any randomness."""
+        raise NotImplementedError
+
+    def sample(self, obs: Observation, rng: np.random.Generator) -> Tensor:
+        """The actions [B, A] to explore from, before noise is added."""
+        return self.mode(obs)
+
+    @torch.no_grad()
+    def act(
+        self,
+        obs: Observation,
+        *,
+        deterministic: bool = False,
+        action_mask: Tensor | None = None,
+        state: Any = None,
+        episode_start: Tensor | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> ActOutput:
+        """See `Policy.act`. Actions are in [-1, 1]; the noise is left out when `deterministic`."""
+        if action_mask is not None:
+            raise NotImplementedError("this policy does not take action masks")
+        if deterministic:
+            action = self.mode(obs)
+        else:
+            assert rng is not None, "exploring needs an owned random stream"
+            action = self.sample(obs, rng)
+            if self.noise.kind != "none":
+                noise = self._draw_noise(action, state, episode_start, rng)
+                action = (action + noise).clamp(-1.0, 1.0)
+                state = noise if self.noise.kind == "ou" else None
+        return ActOutput(action.reshape(action.shape[0], *self.action_shape), {}, state)
+
+    def _draw_noise(
+        self, action: Tensor, state: Tensor | None, episode_start: Tensor | None, rng: np.random.Generator
+    ) -> Tensor:
+        normal = torch.from_numpy(normal_noise(rng, tuple(action.shape))).to(action.device)
+        if self.noise.kind == "gaussian":
+            return gaussian_noise(self.noise_std, normal)
+        return ou_noise(state, episode_start, self.noise_std, normal, theta=self.noise.theta, dt=self.noise.dt)
+
+    @torch.no_grad()
+    def value(self, obs: Observation) -> Tensor:
+        """See `Policy.value`: what the smallest critic says of the action without noise."""
+        values: Tensor = self.critic(obs, self.mode(obs))
+        return values.amin(0)
+
+
+class DeterministicPolicy(ContinuousPolicy):
+    """Acts as its actor says, plus noise (DDPG, TD3)."""
+
+    actor: DeterministicActor
+    actor_class = DeterministicActor
+
+    def mode(self, obs: Observation) -> Tensor:
+        """See `ContinuousPolicy.mode`."""
+        action: Tensor = self.actor(obs)
+        return action
+
+
+class SquashedGaussianPolicy(ContinuousPolicy):
+    """Samples from its actor's distribution (SAC); noise may be added to the samples."""
+
+    actor: SquashedGaussianActor
+    actor_class = SquashedGaussianActor
+
+    def mode(self, obs: Observation) -> Tensor:
+        """See `ContinuousPolicy.mode`."""
+        return self.actor.mode(obs)
+
+    def sample(self, obs: Observation, rng: np.random.Generator) -> Tensor:
+        """See `ContinuousPolicy.sample`."""
+        mean, log_std = self.actor(obs)
+        noise = torch.from_numpy(normal_noise(rng, tuple(mean.shape))).to(mean.device)
+        return torch.addcmul(mean, log_std.exp(), noise).tanh()

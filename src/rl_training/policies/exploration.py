@@ -1,0 +1,90 @@
+"""Exploration of real-valued actions: noise that is added to a policy's action, and purely random actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rl_training.contracts.algorithm import ActOutput
+from rl_training.contracts.batches import Observation
+from rl_training.contracts.errors import SpaceError
+from rl_training.contracts.schedule import ScheduleOrFloat
+from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.spec import BoxActions
+
+
+@documented
+@dataclass
+class NoiseConfig:
+    """Noise that is added to actions in [-1, 1] while exploring."""
+
+    kind: Literal["none", "gaussian", "ou"] = setting(
+        "gaussian", "None, independent in each step, or correlated over time (Ornstein-Uhlenbeck)."
+    )
+    std: ScheduleOrFloat = setting(0.1, "Standard deviation (ou: of the driving noise); may be scheduled.", ge=0)
+    theta: float = setting(0.15, "How strongly correlated noise is drawn back to zero (ou).", ge=0)
+    dt: float = setting(0.01, "Length of a time step of correlated noise (ou).", gt=0)
+
+
+def gaussian_noise(std: Tensor, normal: Tensor) -> Tensor:
+    """Independent noise [N, A] from standard normal draws."""
+    return std * normal
+
+
+def ou_noise(
+    previous: Tensor | None, episode_start: Tensor | None, std: Tensor, normal: Tensor, *, theta: float, dt: float
+) -> Tensor:
+    """The next Ornstein-Uhlenbeck noise [N, A], x + theta (0 - x) dt + std sqrt(dt) n, from standard normal draws n.
+
+    x is the previous noise; it is 0 where an episode starts, and everywhere if there is none.
+    """
+    driven = (math.sqrt(dt) * std) * normal
+    if previous is None:
+        return driven
+    if episode_start is not None:
+        previous = previous.masked_fill(episode_start.to(previous.device).unsqueeze(-1), 0.0)
+    return previous * (1.0 - theta * dt) + driven
+
+
+class RandomPolicy:
+    """Uniformly random actions, whatever is observed: 0 to n - 1 (Discrete), or in [-1, 1] (Box)."""
+
+    box_actions: BoxActions = "rescale"
+
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
+        if not isinstance(action_space, (spaces.Discrete, spaces.Box)):
+            raise SpaceError(f"random actions of {type(action_space).__name__} are not supported: {action_space}")
+        self.action_space = action_space
+
+    def act(
+        self,
+        obs: Observation,
+        *,
+        deterministic: bool = False,
+        action_mask: Tensor | None = None,
+        state: Any = None,
+        episode_start: Tensor | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> ActOutput:
+        """See `Policy.act`. Random also when `deterministic`."""
+        if action_mask is not None:
+            raise NotImplementedError("this policy does not take action masks")
+        assert rng is not None, "random actions need an owned random stream"
+        first = next(iter(obs.values())) if isinstance(obs, Mapping) else obs
+        num_rows, space = first.shape[0], self.action_space
+        if isinstance(space, spaces.Discrete):
+            action = torch.from_numpy(rng.integers(int(space.n), size=num_rows, dtype=np.int64))
+        else:
+            action = torch.from_numpy(rng.random((num_rows, *space.shape), dtype=np.float32)) * 2.0 - 1.0
+        return ActOutput(action.to(first.device), {})
+
+    def value(self, obs: Observation) -> Tensor:
+        """See `Policy.value`; random actions have no estimate."""
+        raise NotImplementedError("a random policy has no values")

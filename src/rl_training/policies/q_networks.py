@@ -1,0 +1,227 @@
+"""Action-value networks, of single values and of whole return distributions, and the policy that acts on them.
+
+B batch, A actions, K outputs per action (one value, atoms or quantiles), F fractions, N environments.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rl_training.contracts.algorithm import ActOutput
+from rl_training.contracts.batches import Observation
+from rl_training.contracts.errors import SpaceError
+from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.spec import BoxActions, EnvSpec
+from rl_training.policies.encoders import encoder_problem, make_encoder
+from rl_training.policies.networks import ACTIVATIONS, Activation
+from rl_training.policies.noisy import NoisyLinear, remove_noise, reset_noise
+
+
+@documented
+@dataclass
+class QNetworkConfig:
+    """The network of action values."""
+
+    sizes: tuple[int, ...] = setting((64, 64), "Widths of the hidden layers.", ge=1)
+    activation: Activation = setting("relu", "Activation between layers.")
+    encoder: str = setting("auto", "Encoder of observations, by name; 'auto' chooses by the observation space.")
+
+    def problems(self) -> list[str]:
+        """Combinations that cannot work."""
+        return [f"encoder: {problem}"] if (problem := encoder_problem(self.encoder)) else []
+
+
+class QNetwork(nn.Module):
+    """Observations to [B, A, K]: encoder, hidden layers, one linear head. K is 1 here; see `expected` of subclasses.
+
+    `dueling` parts the head into the state's value and the actions' advantages (Wang et al. 2016, eq. 9); both stand
+    in one layer, the value in the first row. `noisy` makes all linear layers after the encoder noisy.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        network: QNetworkConfig,
+        *,
+        dueling: bool = False,
+        noisy: bool = False,
+        num_outputs: int = 1,
+    ) -> None:
+        super().__init__()
+        if not isinstance(spec.action_space, spaces.Discrete):
+            raise SpaceError(f"action values need a Discrete action space, got {spec.action_space}")
+        linear = NoisyLinear if noisy else nn.Linear
+        encoder = make_encoder(network.encoder, spec.observation_space)
+        layers: list[nn.Module] = [encoder]
+        self.num_features = encoder.num_features
+        for size in network.sizes:
+            layers += [linear(self.num_features, size), ACTIVATIONS[network.activation]()]
+            self.num_features = size
+        self.num_actions = int(spec.action_space.n)
+        self.num_outputs = num_outputs
+        self.dueling = dueling
+        self.noisy = noisy
+        self.hidden = nn.Sequential(*layers)
+        self.head = linear(self.num_features, (self.num_actions + dueling) * num_outputs)
+
+    def forward(self, obs: Observation) -> Tensor:
+        """Outputs [B, A, K]."""
+        outputs: Tensor = self.head(self.hidden(obs))
+        return self.duel(outputs.view(outputs.shape[0], -1, self.num_outputs))
+
+    def duel(self, outputs: Tensor) -> Tensor:
+        """From the head's rows to those of actions: value + advantage - mean advantage, if the network is dueling."""
+        if not self.dueling:
+            return outputs
+        value, advantage = outputs[:, :1], outputs[:, 1:]
+        return value + (advantage - advantage.mean(dim=1, keepdim=True))
+
+    def expected(self, outputs: Tensor) -> Tensor:
+        """Action values [B, A], the mean of what the outputs [B, A, K] describe."""
+        return outputs.squeeze(2)
+
+    def q_values(self, obs: Observation) -> Tensor:
+        """Action values [B, A]."""
+        return self.expected(self(obs))
+
+
+class CategoricalQNetwork(QNetwork):
+    """Outputs are logits of K evenly spaced atoms between `v_min` and `v_max` (Bellemare et al. 2017)."""
+
+    support: Tensor
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        network: QNetworkConfig,
+        *,
+        num_outputs: int,
+        v_min: float,
+        v_max: float,
+        dueling: bool = False,
+        noisy: bool = False,
+    ) -> None:
+        super().__init__(spec, network, dueling=dueling, noisy=noisy, num_outputs=num_outputs)
+        self.register_buffer("support", torch.linspace(v_min, v_max, num_outputs), persistent=False)
+
+    def expected(self, outputs: Tensor) -> Tensor:
+        """See `QNetwork.expected`."""
+        return outputs.softmax(dim=2) @ self.support
+
+
+class QuantileQNetwork(QNetwork):
+    """Outputs are the K quantiles at the midpoints of K equal fractions (Dabney et al. 2018, arXiv:1710.10044)."""
+
+    fractions: Tensor
+
+    def __init__(
+        self, spec: EnvSpec, network: QNetworkConfig, *, num_outputs: int, dueling: bool = False, noisy: bool = False
+    ) -> None:
+        super().__init__(spec, network, dueling=dueling, noisy=noisy, num_outputs=num_outputs)
+        self.register_buffer("fractions", midpoints(num_outputs), persistent=False)
+
+    def expected(self, outputs: Tensor) -> Tensor:
+        """See `QNetwork.expected`."""
+        return outputs.mean(dim=2)
+
+
+class ImplicitQuantileQNetwork(QNetwork):
+    """Quantiles at any fractions that are asked for (Dabney et al. 2018, arXiv:1806.06923).
+
+    The hidden features are multiplied by an embedding of each fraction, relu(linear(cos(pi * i * fraction))) for i from
+    0 to `embedding_size` - 1, before the head. Greedy values are means over `num_greedy_fractions` midpoints of equal
+    fractions; the paper samples them, but then acting would need noise even where it is meant to be deterministic.
+    """
+
+    frequencies: Tensor
+    greedy_fractions: Tensor
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        network: QNetworkConfig,
+        *,
+        embedding_size: int,
+        num_greedy_fractions: int,
+        dueling: bool = False,
+        noisy: bool = False,
+    ) -> None:
+        super().__init__(spec, network, dueling=dueling, noisy=noisy)
+        self.embedding = nn.Linear(embedding_size, self.num_features)
+        self.register_buffer("frequencies", math.pi * torch.arange(embedding_size), persistent=False)
+        self.register_buffer("greedy_fractions", midpoints(num_greedy_fractions).unsqueeze(0), persistent=False)
+
+    def forward(self, obs: Observation, fractions: Tensor | None = None) -> Tensor:
+        """Quantiles [B, A, F] at fractions [B, F] or [1, F]; without any, at the greedy ones."""
+        fractions = self.greedy_fractions if fractions is None else fractions
+        waves = torch.cos(fractions.unsqueeze(2) * self.frequencies)
+        features = self.hidden(obs).unsqueeze(1) * torch.relu(self.embedding(waves))
+        return self.duel(self.head(features).transpose(1, 2))
+
+    def expected(self, outputs: Tensor) -> Tensor:
+        """See `QNetwork.expected`."""
+        return outputs.mean(dim=2)
+
+
+def midpoints(count: int) -> Tensor:
+    """The middles of `count` equal parts of [0, 1].
+
+    Example:
+        >>> midpoints(2).tolist()
+        [0.25, 0.75]
+    """
+    return (torch.arange(count) + 0.5) / count
+
+
+NetworkT = TypeVar("NetworkT", bound=QNetwork)
+
+
+class QPolicy(nn.Module, Generic[NetworkT]):
+    """Acts greedily on action values, or explores: a random action with probability `epsilon`, and noisy weights."""
+
+    box_actions: BoxActions = "clip"
+    epsilon: Tensor
+
+    def __init__(self, network: NetworkT, epsilon: float = 0.0) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("epsilon", torch.tensor(float(epsilon)))
+
+    @torch.no_grad()
+    def act(
+        self,
+        obs: Observation,
+        *,
+        deterministic: bool = False,
+        action_mask: Tensor | None = None,
+        state: Any = None,
+        episode_start: Tensor | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> ActOutput:
+        """See `Policy.act`. All N environments share one draw of weight noise."""
+        if action_mask is not None:
+            raise NotImplementedError("this policy does not take action masks")
+        if deterministic:
+            return ActOutput(self.network.q_values(obs).argmax(dim=1), {})
+        assert rng is not None, "exploring actions need an owned random stream"
+        if self.network.noisy:
+            reset_noise(self.network, rng)
+        greedy = self.network.q_values(obs).argmax(dim=1)
+        if self.network.noisy:
+            remove_noise(self.network)
+        # both are always drawn and for all, so that what comes next in the stream does not depend on the outcome
+        explore = torch.from_numpy(rng.random(len(greedy)) < self.epsilon.item()).to(greedy.device)
+        anything = torch.from_numpy(rng.integers(self.network.num_actions, size=len(greedy))).to(greedy.device)
+        return ActOutput(torch.where(explore, anything, greedy), {})
+
+    @torch.no_grad()
+    def value(self, obs: Observation) -> Tensor:
+        """See `Policy.value`: that of the best action."""
+        return self.network.q_values(obs).amax(dim=1)

@@ -1,0 +1,55 @@
+"""Target networks: copies that follow slowly, so that targets do not run away from what learns from them."""
+
+from __future__ import annotations
+
+import copy
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from rl_training.contracts.state import Stateful
+from rl_training.policies.parameters import ParameterStore
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+class Target(Stateful, Generic[ModuleT]):
+    """A frozen copy of a module whose parameters a store owns. `module` is the copy, for forward passes.
+
+    Its parameters are views into one flat tensor, so following is a single call whatever the number of layers.
+
+    Example:
+        >>> from rl_training.policies.parameters import OptimizerConfig
+        >>> online = nn.Linear(2, 1)
+        >>> target = Target(online, ParameterStore(online, OptimizerConfig()))
+        >>> target.update(tau=0.005)  # target <- 0.005 * online + 0.995 * target
+    """
+
+    transient: ClassVar[tuple[str, ...]] = ("flat", "source", "followed")
+
+    def __init__(self, module: ModuleT, store: ParameterStore) -> None:
+        trainable = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+        if trainable != set(store.slices):
+            raise ValueError("the store was built over another module than the one to copy")
+        self.module: ModuleT = copy.deepcopy(module).eval().requires_grad_(False)
+        self.source = store.flat.detach()
+        self.flat = self.source.clone()
+        parameters = dict(self.module.named_parameters())
+        for name, (span, shape) in store.slices.items():
+            parameters[name].data = self.flat[span].view(shape)
+        # what else is saved: buffers, and parameters that were frozen already
+        self.others = [name for name in self.module.state_dict() if name not in store.slices]
+        self.followed = module
+
+    @torch.no_grad()
+    def update(self, tau: float = 1.0) -> None:
+        """Move by the share `tau` towards the module that is followed; 1 is a copy. Buffers are always copied."""
+        if tau == 1.0:
+            self.flat.copy_(self.source)
+        else:
+            self.flat.lerp_(self.source, tau)
+        if self.others:
+            own, followed = self.module.state_dict(), self.followed.state_dict()
+            for name in self.others:
+                own[name].copy_(followed[name])

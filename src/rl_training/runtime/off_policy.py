@@ -1,0 +1,127 @@
+"""Off-policy training: collect a little, keep it in replay, and make the gradient steps that are due."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, ClassVar
+
+from rl_training.contracts.algorithm import Algorithm, Policy
+from rl_training.contracts.spec import OffPolicyConfig
+from rl_training.contracts.state import Stateful, check_keys
+from rl_training.data.replay_buffer import OtherNumberOfEnvsError
+from rl_training.data.samplers import Sampler
+from rl_training.runtime.collector import Collector
+from rl_training.runtime.guards import check_update
+from rl_training.runtime.trainer import Trainer
+
+
+@dataclass
+class Workload(Stateful):
+    """Gradient steps due: so many per environment step, counted from the step at which learning started.
+
+    Example: a quarter of a gradient step per environment step, from step 100 on; 3 of 10 have been made:
+        >>> Workload(Fraction(1, 4), start=100).due(env_steps=140, updates=3)
+        7
+    """
+
+    transient: ClassVar[tuple[str, ...]] = ("per_step",)
+    per_step: Fraction
+    start: int = 0
+    """Environment steps at which learning started."""
+    updates_before: int = 0
+    """Gradient steps that were made until then."""
+
+    def due(self, env_steps: int, updates: int) -> int:
+        """Gradient steps to make now."""
+        return int(self.per_step * max(0, env_steps - self.start)) - (updates - self.updates_before)
+
+
+class OffPolicyTrainer(Trainer):
+    """Feeds replay from a collector and an algorithm from replay.
+
+    One iteration is `num_steps` steps of every environment, and then the gradient steps that they made due. The last
+    one of a run is cut so that the step budget is exceeded by less than the number of environments.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any],
+        collector: Collector,
+        sampler: Sampler,
+        settings: OffPolicyConfig,
+        random_policy: Policy,
+    ) -> None:
+        super().__init__(algorithm, collector)
+        self.sampler = sampler
+        self.settings = settings
+        self.random_policy = random_policy
+        given = settings.random_steps
+        self.random_steps = settings.learning_starts if given is None else given
+        # as written: a float like 0.29 is slightly less than it says, and 0.29 * 100 would be due as 28
+        self.workload = Workload(Fraction(str(settings.updates_per_step)), settings.learning_starts)
+
+    def iterate(self) -> None:
+        """See `Trainer.iterate`."""
+        for _ in range(self.settings.num_steps):
+            self._collect()
+            if self.env_steps >= self.total_timesteps:
+                break
+        self._learn()
+        self.progress.iterations += 1
+
+    def _collect(self) -> None:
+        policy = self.random_policy if self.env_steps < self.random_steps else self.algorithm.explore(self.progress)
+        stats = self.collector.collect(policy, 1, self.sampler, env_steps=self.env_steps)
+        self.progress.env_steps += stats.num_transitions
+        self._timers.env += stats.env_seconds
+        self._timers.policy += stats.policy_seconds
+
+    def _learn(self) -> None:
+        due = self.workload.due(self.env_steps, self.updates) if self.sampler.ready else 0
+        if due <= 0:
+            return
+        began = time.perf_counter()
+        for _ in range(due):
+            batch = self.sampler.sample(self.settings.batch_size, self.progress)
+            result = self.algorithm.update(batch, self.progress)
+            self.sampler.update_priorities(batch.indices, result.priorities)
+            self.progress.updates += result.num_updates
+        check_update(result.metrics, self.env_steps)
+        self._latest = {**self._latest, **result.metrics}  # what learns with a delay is not in every result
+        self._timers.update += time.perf_counter() - began
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of all parts, with the replay unless it is not to be kept."""
+        keep = self.settings.checkpoint_replay
+        return {
+            **super().state_dict(),
+            "sampler": self.sampler.state_dict() if keep else None,
+            "workload": self.workload.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore all parts. Without the replay, learning waits until there is as much as at the start of a run."""
+        state = dict(state)
+        check_keys("the replay", ("sampler", "workload"), {k: state[k] for k in ("sampler", "workload") if k in state})
+        sampler, workload = state.pop("sampler"), state.pop("workload")
+        super().load_state_dict(state)
+        self.workload.load_state_dict(workload)
+        if sampler is None or not self._load_replay(sampler):
+            self.workload.start = self.env_steps + self.settings.learning_starts
+            self.workload.updates_before = self.updates
+        if self.collector.obs is None and self.sampler.ready:  # new episodes begin, and those in the replay end here
+            self.sampler.buffer.close_episodes()
+
+    def _load_replay(self, state: dict[str, Any]) -> bool:
+        """Whether the saved replay is of use: in environments that were given there may be another number of them."""
+        try:
+            self.sampler.load_state_dict(state)
+        except OtherNumberOfEnvsError as error:
+            if self.collector.obs is not None:
+                raise
+            warnings.warn(f"the replay starts empty: {error}", stacklevel=2)
+            return False
+        return True
