@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rl_training.algorithms.registry import registry
 from rl_training.cli import COMMANDS
@@ -264,6 +264,28 @@ The same settings on tasks with goals, with [hindsight](algorithms/hindsight.md)
 `tests/envs/goal_tasks.py`, with their settings; `python -m scripts.measure_hindsight` measures them.
 """
 
+MEMORY_HEAD = """\
+## Memory
+
+The same settings on tasks that ask at the end of an episode for what was shown only at its beginning, for
+[RecurrentPPO](algorithms/recurrent-ppo.md) and for PPO, which has no memory. The tasks are in
+`tests/envs/memory_tasks.py`, with their settings; `python -m scripts.measure_memory` measures them.
+"""
+
+
+class TaskKind(NamedTuple):
+    """Tasks that are measured with something and without it."""
+
+    head: str
+    sides: tuple[str, str]
+    columns: tuple[str, str]
+
+
+TASKS = (
+    TaskKind(HINDSIGHT_HEAD, ("with_her", "without_her"), ("With hindsight", "Without")),
+    TaskKind(MEMORY_HEAD, ("recurrent_ppo", "ppo"), ("RecurrentPPO", "PPO")),
+)
+
 PUBLISHED_HEAD = """\
 ## Published figures
 
@@ -287,7 +309,7 @@ def results_page(results_dir: Path = RESULTS, published_file: Path = DOCS / "pub
         own = [preset for _, preset in sorted(presets().items()) if preset.algo == algo]
         rows = [row for preset in own for row in result_rows(preset, measured, published)]
         parts.append(f"## {registry()[algo].title}\n\n{table(head, rows)}\n")
-    parts += [hindsight_part(data) for data in tasks]
+    parts += [tasks_part(data) for data in tasks]
     parts += [PUBLISHED_HEAD, published_table(published) + "\n"]
     parts += [
         f"- {source['name']}: {source['protocol']} ({source['where']})." for source in published["sources"].values()
@@ -313,12 +335,12 @@ def protocol_lines(files: Iterable[dict[str, Any]]) -> list[str]:
 
 def mark_of(name: str) -> str:
     """What sets a measurement apart besides other settings: `best` in `dqn/cartpole total_timesteps=100000 best`."""
-    return " ".join(word for word in name.split()[1:] if "=" not in word)
+    return "best" if name.endswith(" best") else ""
 
 
-def changes_of(name: str) -> dict[str, Any]:
-    """The settings in which a measurement differs from its preset: one in `td3/hopper env_id=Hopper-v4`."""
-    return dict(measuring().change(word) for word in name.split()[1:] if "=" in word)
+def changes_of(entry: dict[str, Any] | None) -> dict[str, Any]:
+    """The settings in which a measurement differs from its preset."""
+    return {} if entry is None else entry.get("changes", {})
 
 
 def result_rows(preset: Preset, measured: dict[str, Any], published: dict[str, Any]) -> list[list[str]]:
@@ -329,7 +351,7 @@ def result_rows(preset: Preset, measured: dict[str, Any], published: dict[str, A
     """
     entries = {preset.name: measured.get(preset.name)}
     entries.update({name: measured[name] for name in sorted(measured) if name.split()[0] == preset.name})
-    configs = {name: measuring().configure(preset.name, changes_of(name)) for name in entries}
+    configs = {name: measuring().configure(preset.name, changes_of(entry)) for name, entry in entries.items()}
     figures: dict[str, list[str]] = {name: [] for name in entries}
     for figure in published["figures"]:
         if figure["preset"] == preset.name:
@@ -355,7 +377,7 @@ def result_row(
 ) -> list[str]:
     """One measurement: what it reached, and what others published."""
     shown = ("env_id", "total_timesteps")  # in columns of their own
-    others = [f"`{word}`" for word in name.split()[1:] if "=" in word and not word.startswith(shown)]
+    others = [f"`{key}={plain_text(value)}`" for key, value in changes_of(entry).items() if key not in shown]
     label = " ".join([f"`{preset.name}`", *others, *([f"*{mark_of(name)}*"] if mark_of(name) else [])])
     about = [f"{label}<br>{environment_text(preset, config.env_id)}", f"{config.total_timesteps:,}"]
     if entry is None:
@@ -367,14 +389,15 @@ def result_row(
     return [*about, median, "<br>".join(seeds), number(entry["untrained_median"]), "<br>".join(figures)]
 
 
-def hindsight_part(data: dict[str, Any]) -> str:
-    """Success on tasks with goals, with hindsight and without."""
+def tasks_part(data: dict[str, Any]) -> str:
+    """Success on tasks that need something, with it and without."""
+    kind = next(kind for kind in TASKS if all(kind.sides[0] in task for task in data["tasks"].values()))
     rows = [
-        [f"`{name}`", f"{task['total_timesteps']:,}", success_text(task["with_her"]), success_text(task["without_her"])]
+        [f"`{name}`", f"{task['total_timesteps']:,}", *(success_text(task[side]) for side in kind.sides)]
         for name, task in data["tasks"].items()
     ]
-    tasks = table(["Task", "Steps", "With hindsight", "Without"], rows)
-    return f"{HINDSIGHT_HEAD}\nProtocol: {data['protocol']}; the median, and each seed.\n\n{tasks}\n"
+    tasks = table(["Task", "Steps", *kind.columns], rows)
+    return f"{kind.head}\nProtocol: {data['protocol']}; the median, and each seed.\n\n{tasks}\n"
 
 
 def success_text(side: dict[str, Any]) -> str:
@@ -386,8 +409,9 @@ def success_text(side: dict[str, Any]) -> str:
 
 
 def task_runs(task: dict[str, Any]) -> list[dict[str, Any]]:
-    """All runs of a task, with hindsight and without."""
-    return [run for side in ("with_her", "without_her") for run in task[side].get("seeds", {}).values()]
+    """All runs of a task, on both sides."""
+    sides = [side for kind in TASKS for side in kind.sides if side in task]
+    return [run for side in sides for run in task[side].get("seeds", {}).values()]
 
 
 def measuring() -> types.ModuleType:

@@ -263,8 +263,9 @@ def test_results_page_shows_other_versions_and_protocols(tmp_path):
     }  # fmt: skip
     entry = {"config_hash": "another", "median": 1.0, "untrained_median": 0.0, "seeds": {"0": run}}
     results = {
-        "ppo/hopper env_id=Hopper-v4": entry,
-        "ppo/cartpole gamma=0.9 best": {**entry, "protocol": "of the best checkpoint"},
+        "ppo/hopper env_id=Hopper-v4": {**entry, "changes": {"env_id": "Hopper-v4"}},
+        "ppo/cartpole gamma=0.9 best": {**entry, "changes": {"gamma": 0.9}, "protocol": "of the best checkpoint"},
+        "ppo/cartpole wrappers=[{name: HideVelocity}]": {**entry, "changes": {"wrappers": [{"name": "HideVelocity"}]}},
     }
     (tmp_path / "some.json").write_text(generate_docs.json.dumps({"protocol": "by hand", "presets": results}))
     lines = generate_docs.results_page(tmp_path).splitlines()
@@ -274,6 +275,7 @@ def test_results_page_shows_other_versions_and_protocols(tmp_path):
     assert lines[place + 1].startswith("| `ppo/hopper`<br>Hopper-v4 | 1,000,000 | **1.0** (with earlier settings) |")
     assert lines[place + 1].endswith("| 2,382.9 (CleanRL) |")
     assert any(line.startswith("| `ppo/cartpole` `gamma=0.9` *best*<br>CartPole-v1 | 100,000 |") for line in lines)
+    assert any(line.startswith("| `ppo/cartpole` `wrappers=[{name: HideVelocity}]`<br>CartPole-v1 |") for line in lines)
     assert "Protocol: by hand." in lines
     assert "Protocol of the rows *best*: of the best checkpoint." in lines
 

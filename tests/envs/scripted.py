@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.contracts.batches import ArrayObservation
+from rl_training.contracts.arrays import ArrayObservation
 
 NUM_ACTIONS = 3
 

@@ -14,7 +14,8 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from rl_training.contracts.algorithm import ActOutput
-from rl_training.contracts.batches import AnyArray, ArrayObservation, Observation, Step
+from rl_training.contracts.arrays import AnyArray, ArrayObservation
+from rl_training.contracts.batches import Observation, Step
 from rl_training.contracts.environment import VectorStep
 from rl_training.contracts.errors import EnvError
 from rl_training.contracts.random import random_stream

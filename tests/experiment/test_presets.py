@@ -79,7 +79,7 @@ def test_every_preset_loads_and_is_named_by_its_algorithm(name: str) -> None:
     assert config.env_id == preset.env_id
     assert config.total_timesteps == preset.total_timesteps
     assert config.env_kwargs == preset.env_kwargs
-    assert re.fullmatch(r"[a-z0-9]+/[a-z0-9-]+", name), "named for people"
+    assert re.fullmatch(r"[a-z0-9_]+/[a-z0-9-]+", name), "named for people"
 
 
 @pytest.mark.parametrize("name", NAMES)

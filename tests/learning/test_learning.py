@@ -28,6 +28,8 @@ HALFCHEETAH = {"env_id": "HalfCheetah-v4", "total_timesteps": 100_000}
         ("ppo/cartpole", {"total_timesteps": 100_000}, FINAL, 475.0),
         ("a2c/cartpole", {"total_timesteps": 500_000}, FINAL, 450.0),
         ("ppo/pendulum", {"total_timesteps": 100_000}, FINAL, -250.0),
+        ("trpo/cartpole", {"total_timesteps": 100_000}, FINAL, 475.0),
+        ("trpo/pendulum", {"total_timesteps": 100_000}, FINAL, -250.0),
         ("dqn/cartpole", {"total_timesteps": 100_000}, BEST, 400.0),
         ("dqn/cartpole", {**CARTPOLE, "double": True}, BEST, 400.0),
         ("dqn/cartpole", {**CARTPOLE, "dueling": True}, BEST, 400.0),

@@ -2,15 +2,27 @@
 
 from typing import ClassVar
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
+import rl_training
 from rl_training.contracts.errors import SpaceError
 from rl_training.policies import encoders
-from rl_training.policies.encoders import DictEncoder, FlatEncoder, encoder_names, make_encoder, register_encoder
+from rl_training.policies.encoders import (
+    DictEncoder,
+    FlatEncoder,
+    ImageEncoder,
+    ImpalaCNN,
+    NatureCNN,
+    encoder_names,
+    image_layout,
+    make_encoder,
+    register_encoder,
+)
 
 
 def encode(space, rows, name="auto"):
@@ -137,13 +149,162 @@ class TestDict:
 IMAGE = spaces.Box(0, 255, (4, 4, 3), np.uint8)
 
 
-@pytest.mark.parametrize("space", [IMAGE, spaces.Dict({"camera": IMAGE, "speed": spaces.Box(-1, 1, (1,))})])
-def test_images_are_refused_in_words(space):
-    with pytest.raises(SpaceError, match="looks like an image") as caught:
-        make_encoder("auto", space)
-    message = str(caught.value)
-    assert "Box(0, 255, (4, 4, 3), uint8)" in message
-    assert "register_encoder" in message
+def image(*shape, dtype=np.uint8, high=255):
+    return spaces.Box(0, high, shape, dtype)
+
+
+LAYOUTS = [
+    pytest.param((84, 84, 3), (3, (84, 84)), id="channels-last"),
+    pytest.param((3, 84, 84), (3, (84, 84)), id="channels-first"),
+    pytest.param((84, 84, 1), (1, (84, 84)), id="grey-last"),
+    pytest.param((1, 84, 84), (1, (84, 84)), id="grey-first"),
+    pytest.param((4, 84, 84), (4, (84, 84)), id="stacked-grey"),
+    pytest.param((210, 160, 3), (3, (210, 160)), id="wide-last"),
+    pytest.param((3, 210, 160), (3, (210, 160)), id="wide-first"),
+    pytest.param((4, 84, 84, 3), (12, (84, 84)), id="stacked-last"),
+    pytest.param((4, 3, 84, 84), (12, (84, 84)), id="stacked-first"),
+    pytest.param((4, 84, 84, 1), (4, (84, 84)), id="stacked-grey-last"),
+    pytest.param((8, 8, 20), (20, (8, 8)), id="many-planes-last"),
+    pytest.param((20, 8, 8), (20, (8, 8)), id="many-planes-first"),
+    pytest.param((5, 5, 5), (5, (5, 5)), id="cube"),
+]
+
+
+class TestImages:
+    @pytest.mark.parametrize(("shape", "expected"), LAYOUTS)
+    def test_layouts(self, shape, expected):
+        layout = image_layout(image(*shape))
+        assert (layout.num_channels, layout.size) == expected
+
+    @pytest.mark.parametrize("name", ["nature_cnn", "impala_cnn"])
+    @pytest.mark.parametrize("shape", [(40, 44, 3), (3, 40, 44), (2, 40, 44, 3), (2, 3, 40, 44)])
+    def test_all_layouts_are_encoded(self, name, shape):
+        space = image(*shape)
+        encoder = make_encoder(name, space)
+        rows = torch.from_numpy(np.stack([space.sample() for _ in range(3)]))
+        features = encoder(rows)
+        assert features.shape == (3, encoder.num_features)
+        assert features.dtype == torch.float32
+        assert torch.isfinite(features).all()
+
+    def test_pixels_stay_in_their_places(self):
+        """One image in all layouts: the same picture for the network."""
+        rng = np.random.default_rng(0)
+        frames = rng.integers(0, 256, (1, 2, 3, 9, 10), dtype=np.uint8)  # batch, stack, channels, height, width
+        pictures = {
+            (3, 9, 10): frames[:, 0],
+            (9, 10, 3): frames[:, 0].transpose(0, 2, 3, 1),
+            (2, 3, 9, 10): frames,
+            (2, 9, 10, 3): frames.transpose(0, 1, 3, 4, 2),
+        }
+        for shape, picture in pictures.items():
+            found = ImageEncoder(image(*shape)).pixels(torch.from_numpy(picture.copy()))
+            expected = frames[:, 0] if len(shape) == 3 else frames.reshape(1, 6, 9, 10)
+            torch.testing.assert_close(found, torch.from_numpy(expected) / 255.0)
+
+    @pytest.mark.parametrize(
+        ("space", "brightest", "expected"),
+        [
+            (image(4, 4, 3), 255, 1.0),
+            (image(4, 4, 3), 51, 0.2),
+            (image(4, 4, 3, high=1), 1, 1.0),
+            (image(4, 4, 3, high=10), 5, 0.5),
+            (image(4, 4, 3, high=0), 0, 0.0),
+            (spaces.Box(-1.0, 1.0, (4, 4, 3), np.float32), 0.5, 0.5),
+            (spaces.Box(-np.inf, np.inf, (4, 4, 3), np.float64), 7.0, 7.0),
+        ],
+    )
+    def test_bytes_are_scaled_and_reals_are_not(self, space, brightest, expected):
+        pixels = ImageEncoder(space).pixels(torch.from_numpy(np.full((1, *space.shape), brightest, space.dtype)))
+        assert pixels.dtype == torch.float32
+        torch.testing.assert_close(pixels, torch.full((1, 3, 4, 4), expected))
+
+    @pytest.mark.parametrize(
+        ("space", "expected"),
+        [
+            (image(84, 84, 4), NatureCNN),
+            (image(36, 36, 3), NatureCNN),
+            (image(35, 64, 3), ImpalaCNN),
+            (image(7, 7, 3), ImpalaCNN),
+            (image(1, 1, 1), ImpalaCNN),
+            (image(4, 84, 84, 1), NatureCNN),
+            (image(84, 84), FlatEncoder),  # no channels: perhaps a table
+            (spaces.Box(0.0, 1.0, (84, 84, 3)), FlatEncoder),  # not bytes: perhaps a grid of anything
+        ],
+    )
+    def test_chosen_by_the_space(self, space, expected):
+        encoder = make_encoder("auto", space)
+        assert type(encoder) is expected
+        assert encoder(torch.zeros(2, *space.shape, dtype=torch.uint8)).shape == (2, encoder.num_features)
+
+    @pytest.mark.parametrize(("name", "width"), [("nature_cnn", 512), ("impala_cnn", 256)])
+    def test_real_valued_images_by_name(self, name, width):
+        space = spaces.Box(0.0, 1.0, (40, 40, 3), np.float64)
+        encoder = make_encoder(name, space)
+        assert encoder(torch.zeros(2, 40, 40, 3, dtype=torch.float64)).shape == (2, width)
+
+    def test_too_small_for_nature_cnn(self):
+        with pytest.raises(SpaceError, match=r"at least 36 pixels; for .*\(35, 64, 3\).* use impala_cnn"):
+            make_encoder("nature_cnn", image(35, 64, 3))
+
+    @pytest.mark.parametrize("name", ["nature_cnn", "impala_cnn"])
+    @pytest.mark.parametrize("space", [image(84, 84), spaces.Discrete(3), spaces.Dict({"camera": IMAGE})])
+    def test_no_image_no_convolution(self, name, space):
+        with pytest.raises(SpaceError, match="needs images, a Box with 3 or 4 dimensions"):
+            make_encoder(name, space)
+
+    def test_in_a_dict(self):
+        space = spaces.Dict({"camera": image(8, 8, 3), "speed": spaces.Box(-1, 1, (2,))})
+        encoder = make_encoder("auto", space)
+        obs = {"camera": torch.zeros(2, 8, 8, 3, dtype=torch.uint8), "speed": torch.tensor([[1.0, 2.0]] * 2)}
+        features = encoder(obs)
+        assert features.shape == (2, 256 + 2)
+        assert features[:, -2:].tolist() == [[1.0, 2.0]] * 2
+
+    @pytest.mark.parametrize("name", ["nature_cnn", "impala_cnn"])
+    def test_every_weight_learns(self, name):
+        torch.manual_seed(0)
+        encoder = make_encoder(name, image(40, 40, 3))
+        encoder(torch.randint(0, 256, (4, 40, 40, 3), dtype=torch.uint8)).square().sum().backward()
+        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.parameters())
+
+    def test_the_shapes_of_the_papers(self):
+        nature = make_encoder("nature_cnn", image(4, 84, 84))
+        convolutions = [tuple(p.shape) for p in nature.parameters() if p.ndim == 4]
+        assert convolutions == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3)]
+        assert nature.linear[0].in_features == 64 * 7 * 7
+        impala = make_encoder("impala_cnn", image(64, 64, 3))
+        assert impala.linear[0].in_features == 32 * 8 * 8
+        assert sum(p.ndim == 4 for p in impala.parameters()) == 15
+
+
+class Lamp(gym.Env):
+    """A picture that is bright or dark; pressing the right one of two buttons is worth 1."""
+
+    observation_space, action_space = image(8, 8, 1), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.bright = int(self.np_random.integers(2))
+        return np.full((8, 8, 1), 255 * self.bright, np.uint8), {}
+
+    def step(self, action):
+        reward = float(action == self.bright)
+        return self.reset()[0], reward, False, True, {}
+
+
+@pytest.mark.parametrize("title", ["PPO", "DQN"])
+def test_an_agent_learns_from_pixels(title):
+    settings = {
+        "PPO": {"num_envs": 4, "num_steps": 64, "learning_rate": 1e-3, "minibatch_size": 64, "num_epochs": 4},
+        "DQN": {"num_envs": 4, "num_steps": 1, "learning_starts": 100, "learning_rate": 1e-3, "gamma": 0.0,
+                "buffer_size": 1000},
+    }[title]  # fmt: skip
+    agent = getattr(rl_training, title)(Lamp, eval_every=0, **settings)
+    agent.learn(1000, progress=False)
+    score = agent.evaluate(40).mean
+    agent.close()
+    assert score >= 0.95
 
 
 def test_an_image_is_flattened_when_asked_for_by_name():
@@ -192,7 +353,9 @@ class TestRegister:
         assert encode(spaces.Discrete(2), [1], name="twice") == [[0, 2]]
 
     def test_unknown_names_are_refused_with_the_known_ones(self):
-        with pytest.raises(SpaceError, match="unknown encoder 'nature'; known: auto, dict, flat"):
+        with pytest.raises(
+            SpaceError, match="unknown encoder 'nature'; known: auto, dict, flat, impala_cnn, nature_cnn"
+        ):
             make_encoder("nature", IMAGE)
 
 

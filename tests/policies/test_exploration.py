@@ -9,6 +9,7 @@ from gymnasium import spaces
 
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.schedule import Linear
+from rl_training.contracts.spec import EnvSpec
 from rl_training.experiment.schema import build, to_plain
 from rl_training.policies.exploration import NoiseConfig, RandomPolicy, gaussian_noise, ou_noise
 
@@ -72,9 +73,13 @@ class TestConfig:
         assert problems[0].startswith(f"noise > {next(iter(data))}")
 
 
+def random_policy(action_space):
+    return RandomPolicy(EnvSpec(spaces.Box(-1, 1, (1,)), action_space))
+
+
 class TestRandomPolicy:
     def test_discrete(self):
-        policy = RandomPolicy(spaces.Discrete(3, start=5))
+        policy = random_policy(spaces.Discrete(3, start=5))
         action = policy.act(torch.zeros(3000, 2), rng=np.random.default_rng(0)).action
         assert action.dtype == torch.int64
         assert action.shape == (3000,)
@@ -84,7 +89,7 @@ class TestRandomPolicy:
 
     @pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
     def test_box(self, shape):
-        policy = RandomPolicy(spaces.Box(-5, 100, shape))
+        policy = random_policy(spaces.Box(-5, 100, shape))
         action = policy.act({"a": torch.zeros(3000, 2)}, rng=np.random.default_rng(0)).action
         assert action.dtype == torch.float32
         assert action.shape == (3000, *shape)
@@ -95,17 +100,17 @@ class TestRandomPolicy:
         assert policy.box_actions == "rescale"
 
     def test_draws_from_the_stream_it_is_given(self):
-        policy, before = RandomPolicy(spaces.Box(-1, 1, (2,))), torch.get_rng_state()
+        policy, before = random_policy(spaces.Box(-1, 1, (2,))), torch.get_rng_state()
         draws = [policy.act(torch.zeros(4, 1), rng=np.random.default_rng(seed)).action for seed in (0, 0, 1)]
         assert torch.equal(draws[0], draws[1])
         assert not torch.equal(draws[0], draws[2])
         assert torch.equal(torch.get_rng_state(), before)
 
     def test_what_it_cannot_do(self):
-        policy = RandomPolicy(spaces.Discrete(2))
+        policy = random_policy(spaces.Discrete(2))
         with pytest.raises(NotImplementedError, match="no values"):
             policy.value(torch.zeros(1, 1))
         with pytest.raises(NotImplementedError, match="masks"):
             policy.act(torch.zeros(1, 1), action_mask=torch.ones(1, 2), rng=np.random.default_rng(0))
         with pytest.raises(SpaceError, match="MultiBinary"):
-            RandomPolicy(spaces.MultiBinary(2))
+            random_policy(spaces.MultiBinary(2))

@@ -1,4 +1,4 @@
-"""What PPO, A2C and their kin share: an actor-critic policy, one optimizer, and returns that bootstrap correctly."""
+"""What PPO, A2C, TRPO and their kin share: an actor-critic policy, and returns that bootstrap correctly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rl_training.contracts.algorithm import Algorithm
-from rl_training.contracts.batches import ArrayObservation, map_observation
+from rl_training.contracts.arrays import ArrayObservation, map_observation
 from rl_training.contracts.schedule import ScheduleOrFloat
 from rl_training.contracts.settings import documented, setting
 from rl_training.contracts.spec import BoxActions, EnvSpec, OnPolicyConfig
@@ -21,39 +21,34 @@ from rl_training.policies.parameters import OptimizerConfig, ParameterStore
 
 @documented
 @dataclass
-class ActorCriticConfig(OnPolicyConfig):
-    """Settings shared by on-policy actor-critics."""
+class AdvantageConfig(OnPolicyConfig):
+    """Settings shared by on-policy algorithms that estimate advantages."""
 
     learning_rate: ScheduleOrFloat = setting(3e-4, "Learning rate, a number or a schedule.", ge=0)
     gae_lambda: float = setting(
         0.95, "Lambda of generalised advantage estimation; 1 is the Monte Carlo return.", ge=0, le=1
     )
     normalize_advantage: bool = setting(True, "Normalise advantages to zero mean and unit deviation per gradient step.")
-    ent_coef: float = setting(0.0, "Weight of the entropy bonus.", ge=0)
-    vf_coef: float = setting(0.5, "Weight of the value loss.", ge=0)
     max_grad_norm: float | None = setting(0.5, "Largest global norm of the gradient; none to not clip.", gt=0)
     box_actions: BoxActions = setting("clip", "How real-valued actions stay within a Box space's bounds.")
     network: ActorCriticNetworkConfig = setting(factory=ActorCriticNetworkConfig, help="Networks.")
     optimizer: OptimizerConfig = setting(factory=OptimizerConfig, help="Optimizer.")
 
 
-ActorCriticConfigT = TypeVar("ActorCriticConfigT", bound=ActorCriticConfig)
+AdvantageConfigT = TypeVar("AdvantageConfigT", bound=AdvantageConfig)
 
 
-class ActorCriticAlgorithm(Algorithm[ActorCriticConfigT], Generic[ActorCriticConfigT]):
-    """Base of on-policy actor-critics: builds the policy and its optimizer."""
+class AdvantageAlgorithm(Algorithm[AdvantageConfigT], Generic[AdvantageConfigT]):
+    """Base of on-policy algorithms: builds the policy, estimates returns, splits rollouts into minibatches."""
 
     policy: ActorCriticPolicy
 
-    def __init__(
-        self, config: ActorCriticConfigT, spec: EnvSpec, device: torch.device, rng: np.random.Generator
-    ) -> None:
+    def __init__(self, config: AdvantageConfigT, spec: EnvSpec, device: torch.device, rng: np.random.Generator) -> None:
         super().__init__(config, spec, device, rng)
         with torch.random.fork_rng(devices=[]):  # initial weights come from our stream, not from the global one
             torch.default_generator.manual_seed(int(rng.integers(2**63)))
             self.policy = ActorCriticPolicy(spec, config.network, config.box_actions).to(device)
         self.policy.eval()  # training mode lasts only as long as an update
-        self.store = ParameterStore(self.policy, config.optimizer)
 
     def estimate_returns(self, rollout: RolloutBuffer) -> None:
         """Advantages and returns of a rollout, bootstrapped at its end and at every truncated episode."""
@@ -68,3 +63,30 @@ class ActorCriticAlgorithm(Algorithm[ActorCriticConfigT], Generic[ActorCriticCon
 
     def _values(self, obs: ArrayObservation) -> torch.Tensor:
         return self.policy.value(map_observation(lambda x: torch.from_numpy(x).to(self.device), obs)).cpu()
+
+    def minibatches(self, num_rows: int, size: int) -> list[torch.Tensor]:
+        """A fresh random split into parts of about `size` rows, none much smaller than the others."""
+        order = torch.from_numpy(self.rng.permutation(num_rows)).to(self.device)
+        return list(order.tensor_split(max(1, round(num_rows / size))))
+
+
+@documented
+@dataclass
+class ActorCriticConfig(AdvantageConfig):
+    """Settings shared by algorithms whose actor and critic learn from one loss."""
+
+    ent_coef: float = setting(0.0, "Weight of the entropy bonus.", ge=0)
+    vf_coef: float = setting(0.5, "Weight of the value loss.", ge=0)
+
+
+ActorCriticConfigT = TypeVar("ActorCriticConfigT", bound=ActorCriticConfig)
+
+
+class ActorCriticAlgorithm(AdvantageAlgorithm[ActorCriticConfigT], Generic[ActorCriticConfigT]):
+    """Base of algorithms whose actor and critic have one optimizer."""
+
+    def __init__(
+        self, config: ActorCriticConfigT, spec: EnvSpec, device: torch.device, rng: np.random.Generator
+    ) -> None:
+        super().__init__(config, spec, device, rng)
+        self.store = ParameterStore(self.policy, config.optimizer)

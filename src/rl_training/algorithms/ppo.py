@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,7 @@ from rl_training.functional.policies import (
     normalize,
     value_loss,
 )
+from rl_training.policies.parameters import ParameterStore
 
 
 @documented
@@ -90,71 +91,89 @@ def ppo_loss(
     }
 
 
+Evaluation = tuple[Tensor, Tensor, Tensor]
+"""What a policy makes of the rows of a minibatch: log-probabilities, entropies and values [B], with gradients."""
+
+
+def ppo_epochs(
+    config: PPOConfig,
+    store: ParameterStore,
+    data: RolloutBatch,
+    epoch: Callable[[], Iterable[tuple[RolloutBatch, Evaluation]]],
+    progress: Progress,
+) -> UpdateResult:
+    """Several passes over a rollout, one gradient step per minibatch.
+
+    `epoch` begins a pass: it gives minibatches of `data` one by one, each judged by the policy as it is by then.
+    """
+    learning_rate = value_of(config.learning_rate, progress.fraction)
+    clip_coef = value_of(config.clip_coef, progress.fraction)
+    steps: list[dict[str, Tensor]] = []
+    for _ in range(config.num_epochs):
+        epoch_start = len(steps)
+        for rows, judged in epoch():
+            losses = _minibatch_loss(config, rows, judged, clip_coef)
+            norm = store.step(losses["loss"], learning_rate=learning_rate, max_grad_norm=config.max_grad_norm)
+            steps.append({**{name: value.detach() for name, value in losses.items()}, "gradient_norm": norm})
+        if config.target_kl is not None and _mean(steps[epoch_start:], "approx_kl") > config.target_kl:
+            break
+    return UpdateResult(
+        metrics={
+            "loss/policy": _mean(steps, "policy_loss"),
+            "loss/critic": _mean(steps, "value_loss"),
+            "loss/total": _mean(steps, "loss"),
+            "policy/entropy": _mean(steps, "entropy_loss"),
+            "policy/approx_kl": steps[-1]["approx_kl"],
+            "policy/clip_fraction": _mean(steps, "clip_fraction"),
+            "policy/clip_coef": clip_coef,
+            "value/explained_variance": explained_variance(data.values, data.returns),
+            "train/gradient_norm": _mean(steps, "gradient_norm"),
+            "train/learning_rate": learning_rate,
+        },
+        num_updates=len(steps),
+    )
+
+
+def _minibatch_loss(config: PPOConfig, rows: RolloutBatch, judged: Evaluation, clip_coef: float) -> dict[str, Tensor]:
+    logprobs, entropy, new_values = judged
+    return ppo_loss(
+        {
+            "logprobs": logprobs,
+            "old_logprobs": rows.logprobs,
+            "advantages": normalize(rows.advantages) if config.normalize_advantage else rows.advantages,
+            "returns": rows.returns,
+            "values": rows.values,
+            "new_values": new_values,
+            "entropy": entropy,
+        },
+        clip_coef=clip_coef,
+        ent_coef=config.ent_coef,
+        vf_coef=config.vf_coef,
+        clip_value_coef=config.clip_value_coef,
+    )
+
+
+def _mean(steps: list[dict[str, Tensor]], name: str) -> Tensor:
+    return torch.stack([step[name] for step in steps]).mean()
+
+
 class PPOAlgorithm(ActorCriticAlgorithm[PPOConfig]):
     """Several epochs of minibatch steps on the clipped surrogate of each rollout."""
 
     def update(self, batch: RolloutBuffer, progress: Progress) -> UpdateResult:
         """Learn from one rollout."""
-        config = self.config
         self.estimate_returns(batch)
         data = batch.flatten(self.device)
+
+        def epoch() -> Iterator[tuple[RolloutBatch, Evaluation]]:
+            for index in self.minibatches(data.num_rows, self.config.minibatch_size):
+                rows = data.rows(index)
+                yield rows, self.policy.evaluate_actions(rows.obs, rows.actions)
+
         self.policy.train()
-        learning_rate = value_of(config.learning_rate, progress.fraction)
-        clip_coef = value_of(config.clip_coef, progress.fraction)
-        steps: list[dict[str, Tensor]] = []
-        for _ in range(config.num_epochs):
-            epoch_start = len(steps)
-            for index in self._minibatches(data.num_rows):
-                steps.append(self._gradient_step(data.rows(index), learning_rate, clip_coef))
-            if config.target_kl is not None and self._mean(steps[epoch_start:], "approx_kl") > config.target_kl:
-                break
+        result = ppo_epochs(self.config, self.store, data, epoch, progress)
         self.policy.eval()
-        return UpdateResult(
-            metrics={
-                "loss/policy": self._mean(steps, "policy_loss"),
-                "loss/critic": self._mean(steps, "value_loss"),
-                "loss/total": self._mean(steps, "loss"),
-                "policy/entropy": self._mean(steps, "entropy_loss"),
-                "policy/approx_kl": steps[-1]["approx_kl"],
-                "policy/clip_fraction": self._mean(steps, "clip_fraction"),
-                "policy/clip_coef": clip_coef,
-                "value/explained_variance": explained_variance(data.values, data.returns),
-                "train/gradient_norm": self._mean(steps, "gradient_norm"),
-                "train/learning_rate": learning_rate,
-            },
-            num_updates=len(steps),
-        )
-
-    def _gradient_step(self, rows: RolloutBatch, learning_rate: float, clip_coef: float) -> dict[str, Tensor]:
-        config = self.config
-        logprobs, entropy, new_values = self.policy.evaluate_actions(rows.obs, rows.actions)
-        losses = ppo_loss(
-            {
-                "logprobs": logprobs,
-                "old_logprobs": rows.logprobs,
-                "advantages": normalize(rows.advantages) if config.normalize_advantage else rows.advantages,
-                "returns": rows.returns,
-                "values": rows.values,
-                "new_values": new_values,
-                "entropy": entropy,
-            },
-            clip_coef=clip_coef,
-            ent_coef=config.ent_coef,
-            vf_coef=config.vf_coef,
-            clip_value_coef=config.clip_value_coef,
-        )
-        norm = self.store.step(losses["loss"], learning_rate=learning_rate, max_grad_norm=config.max_grad_norm)
-        return {**{name: value.detach() for name, value in losses.items()}, "gradient_norm": norm}
-
-    def _minibatches(self, num_rows: int) -> list[Tensor]:
-        """A fresh random split into parts of about `minibatch_size` rows, none much smaller than the others."""
-        count = max(1, round(num_rows / self.config.minibatch_size))
-        order = torch.from_numpy(self.rng.permutation(num_rows)).to(self.device)
-        return list(order.tensor_split(count))
-
-    @staticmethod
-    def _mean(steps: list[dict[str, Tensor]], name: str) -> Tensor:
-        return torch.stack([step[name] for step in steps]).mean()
+        return result
 
 
 SPEC = AlgorithmSpec(

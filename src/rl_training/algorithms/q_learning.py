@@ -100,8 +100,9 @@ class QLearningAlgorithm(Algorithm[QConfigT], Generic[QConfigT, NetworkT]):
     def next_action(self, next_obs: Observation, next_outputs: Tensor) -> Tensor:
         """Greedy actions [B]: the online network's if `double`, else by the target network's outputs [B, A, K]."""
         network = self.policy.network
-        next_q = network.q_values(next_obs) if self.config.double else network.expected(next_outputs)
-        return next_q.argmax(dim=1)
+        if self.config.double:
+            return network.q_values(next_obs).argmax(dim=1)
+        return network.masked_values(network.expected(next_outputs), next_obs).argmax(dim=1)
 
     def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
         """One gradient step on the weighted mean of the rows' losses, and the target network's if it is due."""

@@ -16,11 +16,14 @@ from gymnasium.vector import VectorEnv
 
 from rl_training.algorithms.registry import get_spec
 from rl_training.contracts.algorithm import Algorithm, Policy
-from rl_training.contracts.batches import ArrayObservation, EvaluationResult
+from rl_training.contracts.arrays import ArrayObservation
+from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError, ConfigError, DataError
 from rl_training.contracts.random import draw_seed, random_stream
+from rl_training.contracts.spec import ACTION_MASK
 from rl_training.data.samplers import Sampler
 from rl_training.envs.factory import EnvLike, describe_env
+from rl_training.envs.masks import has_choice, mask_size
 from rl_training.experiment.build import Experiment, build_experiment, using_threads
 from rl_training.experiment.config import Layer, TrainConfig, resolve
 from rl_training.experiment.lock import run_lock
@@ -149,9 +152,13 @@ class Agent:
         *,
         deterministic: bool = True,
         episode_start: Any = None,
+        action_mask: Any = None,
     ) -> tuple[Any, Any]:
-        """Actions for one observation or a batch, as the environment expects them, and the policy's next state."""
-        batch, single = self._batch(obs)
+        """Actions for one observation or a batch, as the environment expects them, and the policy's next state.
+
+        With the setting `action_masks`, the mask is an entry of the observation or given as `action_mask`.
+        """
+        batch, single = self._batch(self._with_mask(obs, action_mask))
         out = self.policy.act(
             to_tensors(batch, self._experiment.device),
             deterministic=deterministic,
@@ -162,9 +169,9 @@ class Agent:
         action = self._experiment.actions.to_env(out.action.cpu().numpy())
         return (action[0] if single else action), out.state
 
-    def value(self, obs: Any) -> Any:
+    def value(self, obs: Any, *, action_mask: Any = None) -> Any:
         """The critic's estimate of the state: a float for one observation, an array [B] for a batch."""
-        batch, single = self._batch(obs)
+        batch, single = self._batch(self._with_mask(obs, action_mask))
         values = self.policy.value(to_tensors(batch, self._experiment.device)).cpu().numpy()
         return float(values[0]) if single else values
 
@@ -259,6 +266,27 @@ class Agent:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config.env_id!r}, seed={self.config.seed}, steps={self.num_timesteps})"
+
+    def _with_mask(self, obs: Any, action_mask: Any) -> Any:
+        """The observation as the environment of this agent shows it, with its mask."""
+        spec = self._experiment.spec
+        if not spec.action_masks:
+            if action_mask is not None:
+                raise ConfigError("action_mask: this agent was made without the setting action_masks")
+            return obs
+        assert isinstance(spec.observation_space, spaces.Dict)
+        wrapped = isinstance(obs, Mapping) and (set(obs) | {ACTION_MASK}) == set(spec.observation_space.spaces)
+        entries = dict(obs) if wrapped else {"observation": obs}
+        if action_mask is not None:
+            entries[ACTION_MASK] = action_mask
+        if ACTION_MASK not in entries:
+            raise DataError("this agent takes only valid actions: give action_mask=...")
+        mask, size = np.asarray(entries[ACTION_MASK]), mask_size(spec.action_space)
+        if mask.ndim not in (1, 2) or mask.shape[-1] != size:
+            raise DataError(f"action_mask: expected shape ({size},) or a batch of that, got {mask.shape}")
+        if not has_choice(mask, spec.action_space).all():
+            raise DataError("action_mask: leaves no valid action")
+        return entries
 
     def _batch(self, obs: Any) -> tuple[ArrayObservation, bool]:
         """A batch as the policy sees it, and whether one observation was given."""

@@ -5,38 +5,22 @@ Dimensions: T time, N environments, B batch, K finished episodes of one step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from rl_training.contracts.arrays import AnyArray, ArrayObservation, BoolArray, map_observation
 from rl_training.contracts.state import Stateful
-
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.floating[Any]]
-AnyArray = npt.NDArray[Any]
 
 Observation = Tensor | dict[str, Tensor]
 """A batch of observations as tensors; a dict for Dict spaces."""
 
-ArrayObservation = AnyArray | dict[str, AnyArray]
-"""The same as numpy arrays, as environments give them."""
-
 Metrics = dict[str, Tensor | float]
 """Detached scalars; read (and synchronised with the device) only by the logger."""
-
-In = TypeVar("In")
-Out = TypeVar("Out")
-
-
-def map_observation(fn: Callable[[In], Out], obs: In | dict[str, In]) -> Out | dict[str, Out]:
-    """Apply `fn` to an observation, or to each entry of a dict observation."""
-    if isinstance(obs, dict):
-        return {key: fn(value) for key, value in obs.items()}
-    return fn(obs)
 
 
 class Step(NamedTuple):

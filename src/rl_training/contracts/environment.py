@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rl_training.contracts.batches import AnyArray, ArrayObservation, BoolArray
+from rl_training.contracts.arrays import AnyArray, ArrayObservation, BoolArray
 
 
 class VectorStep(NamedTuple):

@@ -19,6 +19,10 @@ BoxActions = Literal["clip", "rescale", "squash"]
 """How a policy's real-valued action becomes one within the bounds of a Box space (see `envs.actions`)."""
 
 
+ACTION_MASK = "action_mask"
+"""The entry of an observation (or of an info) that says which actions are valid."""
+
+
 class Regime(Enum):
     """Where an algorithm's data comes from."""
 
@@ -34,6 +38,8 @@ class EnvSpec:
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
     env_id: str = "environment"
+    action_masks: bool = False
+    """Whether observations have an entry that says which actions are valid, and invalid ones are never taken."""
 
 
 @documented

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from rl_training.contracts.batches import AnyArray, ArrayObservation, BoolArray
+from rl_training.contracts.arrays import AnyArray, ArrayObservation, BoolArray
 from rl_training.contracts.state import Stateful
 from rl_training.data.replay_buffer import Indices, ReplayBuffer, Window
 

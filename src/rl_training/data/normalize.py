@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from rl_training.contracts.batches import AnyArray, ArrayObservation, BoolArray
+from rl_training.contracts.arrays import AnyArray, ArrayObservation, BoolArray
 from rl_training.contracts.state import Stateful
 
 Float64 = npt.NDArray[np.float64]

@@ -19,7 +19,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rl_training.contracts.batches import AnyArray, ArrayObservation, BoolArray, Step, map_observation
+from rl_training.contracts.arrays import AnyArray, ArrayObservation, BoolArray, map_observation
+from rl_training.contracts.batches import Step
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.spec import EnvSpec
 from rl_training.contracts.state import Segment, Stateful, check_keys, check_plain, check_tensor

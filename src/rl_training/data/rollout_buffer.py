@@ -10,7 +10,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rl_training.contracts.batches import ArrayObservation, Observation, RolloutBatch, Step, map_observation
+from rl_training.contracts.arrays import ArrayObservation, BoolArray, map_observation
+from rl_training.contracts.batches import Observation, RolloutBatch, Step
 from rl_training.contracts.errors import DataError
 from rl_training.contracts.spec import EnvSpec
 from rl_training.contracts.state import Stateful
@@ -64,6 +65,10 @@ class RolloutBuffer(Stateful):
         self.dones, self.truncated, self.valid = (zeros(dtype=np.bool_) for _ in range(3))
         self.final_values, self.advantages, self.returns = zeros(), zeros(), zeros()
         self.last_obs: ArrayObservation | None = None
+        self.first_state: Any = None
+        """The policy's opaque state before the first row."""
+        self.first_starts: BoolArray = np.ones(num_envs, np.bool_)
+        """Which environments begin an episode in the first row."""
         self.reset()
 
     @classmethod
@@ -153,6 +158,12 @@ class RolloutBuffer(Stateful):
             gamma=gamma,
             gae_lambda=gae_lambda,
         )
+
+    def episode_starts(self) -> Tensor:
+        """Rows [T, N] in which an episode begins; after the end of one, and after a row that only reset."""
+        size = self.size or self.num_steps
+        starts = self.dones[: size - 1] | ~self.valid[: size - 1]
+        return torch.cat([torch.from_numpy(self.first_starts).unsqueeze(0), starts])
 
     def flatten(self, device: torch.device | str = "cpu") -> RolloutBatch:
         """The valid rows as one batch [B], time-major."""

@@ -9,15 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rl_training.contracts.batches import (
-    AnyArray,
-    ArrayObservation,
-    Observation,
-    Progress,
-    Step,
-    TransitionBatch,
-    map_observation,
-)
+from rl_training.contracts.arrays import AnyArray, ArrayObservation, map_observation
+from rl_training.contracts.batches import Observation, Progress, Step, TransitionBatch
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.schedule import ScheduleOrFloat, value_of
 from rl_training.contracts.state import Stateful

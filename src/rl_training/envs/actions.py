@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.contracts.batches import AnyArray
+from rl_training.contracts.arrays import AnyArray
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.spec import BoxActions
 

@@ -12,6 +12,7 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rl_training.contracts.errors import ConfigError, EnvError, MissingExtraError, RLTrainingError
+from rl_training.envs.masks import ActionMask, CheckedMasks
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.envs.wrappers import WrapperConfig, apply_wrappers
 
@@ -39,6 +40,7 @@ class EnvSettings(Protocol):
     vectorization: Vectorization
     num_envs: int
     env_timeout: float
+    action_masks: bool
 
 
 def make_env(
@@ -46,8 +48,9 @@ def make_env(
     env_kwargs: dict[str, Any] | None = None,
     wrappers: list[WrapperConfig] | None = None,
     render_mode: str | None = None,
+    action_masks: bool = False,
 ) -> SingleEnv:
-    """One environment by id, with its registered wrappers.
+    """One environment by id, with its registered wrappers, and with its action mask as part of the observation.
 
     Example:
         >>> make_env("CartPole-v1").spec.id
@@ -58,12 +61,17 @@ def make_env(
         kwargs["render_mode"] = render_mode
     _register_known(env_id)
     try:
-        env = gym.make(env_id, **kwargs)
-        return apply_wrappers(env, wrappers or [])
+        return wrap_env(gym.make(env_id, **kwargs), wrappers or [], action_masks)
     except RLTrainingError:
         raise
     except Exception as error:
         raise _readable(env_id, kwargs, error) from error
+
+
+def wrap_env(env: SingleEnv, wrappers: list[WrapperConfig], action_masks: bool) -> SingleEnv:
+    """An environment with the wrappers of a config."""
+    env = apply_wrappers(env, wrappers)
+    return ActionMask(env) if action_masks else env
 
 
 def make_vector_env(
@@ -85,27 +93,28 @@ def make_vector_env(
     """
     count = cfg.num_envs if num_envs is None else num_envs
     if isinstance(env, VectorEnv):
-        return env
+        return CheckedMasks(env) if cfg.action_masks else env
     if cfg.vectorization == "native" and (env is None or isinstance(env, str)):
-        return _make_native(env or cfg.env_id, cfg, count)
+        native = _make_native(env or cfg.env_id, cfg, count)
+        return CheckedMasks(native) if cfg.action_masks else native
     make: Callable[[], SingleEnv]
     if isinstance(env, gym.Env):
         if count != 1:
             raise ConfigError(
                 f"num_envs: one environment was given, so num_envs must be 1, got {count}. Give a callable"
             )
-        instance = apply_wrappers(env, cfg.wrappers)
+        instance = wrap_env(env, cfg.wrappers, cfg.action_masks)
         return SyncVectorEnv([lambda: instance], autoreset_mode=autoreset_mode)
     if env is None or isinstance(env, str):
         env_id, kwargs, wrappers = env or cfg.env_id, cfg.env_kwargs, cfg.wrappers
 
         def make() -> SingleEnv:
-            return make_env(env_id, kwargs, wrappers, render_mode)
+            return make_env(env_id, kwargs, wrappers, render_mode, cfg.action_masks)
     else:
         given = env
 
         def make() -> SingleEnv:
-            return apply_wrappers(given(), cfg.wrappers)
+            return wrap_env(given(), cfg.wrappers, cfg.action_masks)
 
     if cfg.vectorization == "async":
         make().close()  # a broken environment should fail here, with its own error, not in a worker

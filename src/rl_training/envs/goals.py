@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from rl_training.contracts.batches import AnyArray
+from rl_training.contracts.arrays import AnyArray
 from rl_training.contracts.errors import EnvError, SpaceError
 from rl_training.envs.factory import AnyVectorEnv
 

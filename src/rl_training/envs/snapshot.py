@@ -29,7 +29,10 @@ from gymnasium.wrappers.utils import RunningMeanStd
 
 from rl_training.contracts.errors import CheckpointError, RLTrainingError
 
-WALKED = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "gymnasium.envs.mujoco", "gymnasium.wrappers")
+WALKED = (
+    "gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "gymnasium.envs.mujoco", "gymnasium.wrappers",
+    "rl_training.envs.masks", "rl_training.envs.wrappers",
+)  # fmt: skip
 """Modules whose objects keep their whole state in plain attributes (held by tests on every one of them)."""
 
 UNWALKABLE = ("gymnasium.wrappers.rendering",)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
-from rl_training.contracts.batches import AnyArray, ArrayObservation, BoolArray, map_observation
+from rl_training.contracts.arrays import AnyArray, ArrayObservation, BoolArray, map_observation
 from rl_training.contracts.environment import VectorStep
 from rl_training.contracts.errors import EnvError, RLTrainingError
 from rl_training.envs.factory import AnyVectorEnv

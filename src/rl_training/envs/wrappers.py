@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
+from gymnasium import spaces
 
 from rl_training.contracts.errors import ConfigError
 
@@ -91,3 +92,37 @@ def apply_wrappers(env: gym.Env[Any, Any], wrappers: list[WrapperConfig]) -> gym
 def _as_tuples(kwargs: dict[str, Any]) -> dict[str, Any]:
     """YAML has no tuples, and wrappers want them for shapes."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in kwargs.items()}
+
+
+_VELOCITIES = {
+    "CartPole-v1": (1, 3),
+    "LunarLander-v3": (2, 3, 5),
+    "MountainCar-v0": (1,),
+    "MountainCarContinuous-v0": (1,),
+    "Pendulum-v1": (2,),
+}
+"""Entries of the observation that are velocities."""
+
+
+@register_wrapper("HideVelocity")
+class HideVelocity(gym.ObservationWrapper[Any, Any, Any]):
+    """Observations without their velocities, so that one of them does not tell how things go on: a task for memory.
+
+    Example:
+        >>> HideVelocity(gym.make("CartPole-v1")).observation_space.shape
+        (2,)
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        env_id = env.spec.id if env.spec is not None else str(env)
+        if env_id not in _VELOCITIES:
+            raise ValueError(f"the velocities of '{env_id}' are not known; known are those of {', '.join(_VELOCITIES)}")
+        space = env.observation_space
+        assert isinstance(space, spaces.Box)
+        self.kept = [entry for entry in range(space.shape[0]) if entry not in _VELOCITIES[env_id]]
+        self.observation_space = spaces.Box(space.low[self.kept], space.high[self.kept], dtype=space.dtype.type)
+
+    def observation(self, observation: Any) -> Any:
+        """See `gymnasium.ObservationWrapper.observation`."""
+        return observation[self.kept]

@@ -18,7 +18,7 @@ from rl_training.algorithms.registry import check_action_space, get_spec
 from rl_training.contracts.algorithm import Algorithm
 from rl_training.contracts.errors import ConfigError, EnvError
 from rl_training.contracts.random import random_stream
-from rl_training.contracts.spec import EnvSpec, OffPolicyConfig, OnPolicyConfig, Regime
+from rl_training.contracts.spec import ACTION_MASK, EnvSpec, OffPolicyConfig, OnPolicyConfig, Regime
 from rl_training.data.hindsight import Hindsight
 from rl_training.data.normalize import ObservationNormalizer, RewardNormalizer
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -32,10 +32,10 @@ from rl_training.data.samplers import (
     UniformIndexer,
 )
 from rl_training.envs.actions import ActionMap
-from rl_training.envs.factory import AnyVectorEnv, EnvLike, copy_env, make_env, make_vector_env
+from rl_training.envs.factory import AnyVectorEnv, EnvLike, copy_env, make_env, make_vector_env, wrap_env
 from rl_training.envs.goals import check_goal_space, goal_functions
+from rl_training.envs.masks import check_mask_space
 from rl_training.envs.vector import AutoresetAdapter
-from rl_training.envs.wrappers import apply_wrappers
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.replay import read_replay
 from rl_training.experiment.video import recording_env
@@ -119,14 +119,15 @@ class Experiment:
         """One environment that renders; objects can only be filmed if they were made to be."""
         chosen = self.eval_env if self.eval_env is not None else self.env
         if chosen is None:
-            return make_env(self.config.env_id, self.config.env_kwargs, self.config.wrappers, render_mode)
+            config = self.config
+            return make_env(config.env_id, config.env_kwargs, config.wrappers, render_mode, config.action_masks)
         given = copy_env(chosen)
         if isinstance(given, VectorEnv):
             raise EnvError("a vector environment cannot be rendered; give a single one with eval_env=...")
         env = given() if callable(given) else given
         if isinstance(env, str) or env.render_mode != render_mode:
             raise EnvError(f"make the environment with render_mode='{render_mode}' to render it")
-        return apply_wrappers(env, self.config.wrappers)
+        return wrap_env(env, self.config.wrappers, self.config.action_masks)
 
 
 def build_experiment(config: TrainConfig, env: EnvLike | None = None, eval_env: EnvLike | None = None) -> Experiment:
@@ -138,8 +139,10 @@ def build_experiment(config: TrainConfig, env: EnvLike | None = None, eval_env: 
     device = resolve_device(config.device)
     vector = make_vector_env(config, env=env, autoreset_mode=AutoresetMode.DISABLED)
     try:
-        spec = EnvSpec(vector.single_observation_space, vector.single_action_space, config.env_id)
+        spec = EnvSpec(vector.single_observation_space, vector.single_action_space, config.env_id, config.action_masks)
         check_action_space(algorithm_spec, spec)
+        if config.action_masks:
+            check_mask_space(spec.observation_space, spec.action_space)
         rng = random_stream(config.seed, "algorithm")
         with using_threads(config.num_threads):
             algorithm = algorithm_spec.algorithm(config.algorithm, spec, device, rng)
@@ -239,7 +242,7 @@ def _off_policy(config: TrainConfig, spec: EnvSpec, algorithm: Algorithm[Any], c
     if settings.prior_replay is not None:
         prior = sampler_over(read_replay(settings.prior_replay, spec), "prior")
         sampler = MixedSampler(online, prior, settings.prior_ratio)
-    return OffPolicyTrainer(algorithm, collector, sampler, settings, RandomPolicy(spec.action_space))
+    return OffPolicyTrainer(algorithm, collector, sampler, settings, RandomPolicy(spec))
 
 
 def _warn_if_large(buffer: ReplayBuffer) -> None:
@@ -264,7 +267,12 @@ TRAINERS: dict[Regime, Callable[[TrainConfig, EnvSpec, Algorithm[Any], Collector
 
 
 def _obs_normalizer(config: TrainConfig, spec: EnvSpec) -> ObservationNormalizer | None:
-    return ObservationNormalizer(spec.observation_space, config.normalize_clip) if config.normalize_obs else None
+    if not config.normalize_obs:
+        return None
+    normalizer = ObservationNormalizer(spec.observation_space, config.normalize_clip)
+    if spec.action_masks:  # which may be an array of floats
+        normalizer.moments.pop(ACTION_MASK, None)
+    return normalizer
 
 
 def _reward_normalizer(config: TrainConfig, num_envs: int) -> RewardNormalizer | None:

@@ -23,7 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rl_training.contracts.batches import AnyArray, EvaluationResult
+from rl_training.contracts.arrays import AnyArray
+from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.state import Segment
 from rl_training.experiment.files import read_mapping, refuse_links, require_file, sync_directory, sync_file, write_json

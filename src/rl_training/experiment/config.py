@@ -48,6 +48,9 @@ class TrainConfig:
         "sync", "sync (one process), async (a process each), native (the environment's own)."
     )
     env_timeout: float = setting(300.0, "Seconds that an environment's process may take for one step or reset.", gt=0)
+    action_masks: bool = setting(
+        False, "Never take actions that obs['action_mask'] or info['action_mask'] marks as invalid."
+    )
     normalize_obs: bool = setting(False, "Normalise real-valued observations by running mean and deviation.")
     normalize_reward: bool = setting(False, "Scale rewards by the running deviation of the discounted return.")
     normalize_clip: float = setting(10.0, "Normalised observations and rewards are clipped to this.", gt=0)

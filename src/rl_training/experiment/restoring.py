@@ -8,7 +8,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from rl_training.contracts.batches import ArrayObservation
+from rl_training.contracts.arrays import ArrayObservation
 from rl_training.contracts.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.contracts.state import Stateful, check_keys
 from rl_training.envs.factory import EnvLike
@@ -120,7 +120,9 @@ def require_environment(checkpoint: Checkpoint, env: EnvLike | None) -> None:
 
 def refuse_changes(checkpoint: Checkpoint, config: TrainConfig) -> None:
     """A run goes on as what it was: other settings than those in `MAY_CHANGE` are refused, all at once."""
-    before, after = dict(_leaves(checkpoint.config)), dict(_leaves(config.to_dict()))
+    # as this version understands it: settings that are newer than the checkpoint have their defaults
+    before = dict(_leaves(config_of(checkpoint, trust=True).to_dict()))
+    after = dict(_leaves(config.to_dict()))
     problems = [
         f"{name}: was {before.get(name)!r} and cannot become {after.get(name)!r} in a resumed run"
         for name in sorted(before.keys() | after.keys())

@@ -12,8 +12,8 @@ from rl_training.contracts.algorithm import ActOutput
 from rl_training.contracts.batches import Observation
 from rl_training.contracts.spec import BoxActions, EnvSpec
 from rl_training.policies.distributions import Distribution
-from rl_training.policies.encoders import make_encoder
 from rl_training.policies.heads import ActionHead
+from rl_training.policies.masks import make_policy_encoder, mask_of, put_mask
 from rl_training.policies.networks import ActorCriticNetworkConfig, make_mlp, orthogonal_
 
 
@@ -24,9 +24,10 @@ class ActorCriticPolicy(nn.Module):
         super().__init__()
         self.box_actions: BoxActions = box_actions
         self.shared = network.shared
+        self.masked = spec.action_masks
 
         def trunk(sizes: tuple[int, ...]) -> tuple[nn.Sequential, int]:
-            encoder = make_encoder(network.encoder, spec.observation_space)
+            encoder = make_policy_encoder(network.encoder, spec)
             layers, width = make_mlp(encoder.num_features, sizes, network.activation)
             return nn.Sequential(encoder, layers), width
 
@@ -43,11 +44,22 @@ class ActorCriticPolicy(nn.Module):
             orthogonal_(self.head, gain=0.01)
             orthogonal_(self.value_head, gain=1.0)
 
+    def distribution(self, obs: Observation) -> Distribution:
+        """The action distribution alone."""
+        distribution: Distribution = self.head(self.actor(obs), mask_of(obs) if self.masked else None)
+        return distribution
+
+    def values(self, obs: Observation) -> Tensor:
+        """The values [B] alone, with gradients."""
+        values: Tensor = self.value_head((self.actor if self.shared else self.critic)(obs)).squeeze(-1)
+        return values
+
     def forward(self, obs: Observation) -> tuple[Distribution, Tensor]:
         """The action distribution and the values [B]."""
         features = self.actor(obs)
         critic_features = features if self.shared else self.critic(obs)
-        return self.head(features), self.value_head(critic_features).squeeze(-1)
+        mask = mask_of(obs) if self.masked else None
+        return self.head(features, mask), self.value_head(critic_features).squeeze(-1)
 
     @torch.no_grad()
     def act(
@@ -62,7 +74,7 @@ class ActorCriticPolicy(nn.Module):
     ) -> ActOutput:
         """See `Policy.act`. Extras: `logprobs` and `values`, what a rollout keeps."""
         if action_mask is not None:
-            raise NotImplementedError("this policy does not take action masks")
+            obs = put_mask(obs, action_mask, self.masked)
         distribution, values = self(obs)
         if deterministic:
             action = distribution.mode()
@@ -75,8 +87,7 @@ class ActorCriticPolicy(nn.Module):
     @torch.no_grad()
     def value(self, obs: Observation) -> Tensor:
         """See `Policy.value`."""
-        values: Tensor = self.value_head((self.actor if self.shared else self.critic)(obs)).squeeze(-1)
-        return values
+        return self.values(obs)
 
     def evaluate_actions(self, obs: Observation, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and values [B] of actions taken earlier, with gradients."""

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl_training.contracts.batches import FloatArray
+from rl_training.contracts.arrays import FloatArray
 
 LOG_2PI = math.log(2.0 * math.pi)
 SMALLEST_DRAW = np.float32(1e-8)
@@ -44,6 +44,10 @@ class Categorical:
         """Entropy [B] in nats; impossible actions (log-probability -inf) add nothing."""
         return -(self.log_probs.exp() * self.log_probs.clamp(min=torch.finfo(self.log_probs.dtype).min)).sum(-1)
 
+    def kl(self, other: Categorical) -> Tensor:
+        """KL(self || other) [B]."""
+        return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
+
 
 class MultiCategorical:
     """Several independent choices. Actions [B, D]; noise and logits are the D blocks side by side."""
@@ -69,6 +73,10 @@ class MultiCategorical:
         """Sum over the choices, [B]."""
         return torch.stack([part.entropy() for part in self.parts]).sum(0)
 
+    def kl(self, other: MultiCategorical) -> Tensor:
+        """KL(self || other) [B]."""
+        return torch.stack([mine.kl(its) for mine, its in zip(self.parts, other.parts, strict=True)]).sum(0)
+
 
 class Bernoulli:
     """D independent bits. Actions [B, D] int64; samples where logistic noise lies below the logit."""
@@ -91,6 +99,12 @@ class Bernoulli:
     def entropy(self) -> Tensor:
         """Sum over the bits, [B]."""
         return F.binary_cross_entropy_with_logits(self.logits, self.logits.sigmoid(), reduction="none").sum(-1)
+
+    def kl(self, other: Bernoulli) -> Tensor:
+        """KL(self || other) [B]."""
+        probs = self.logits.sigmoid()
+        crossed = F.binary_cross_entropy_with_logits(other.logits, probs, reduction="none").sum(-1)
+        return crossed - self.entropy()
 
 
 class DiagGaussian:
@@ -117,8 +131,28 @@ class DiagGaussian:
         """Sum over dimensions, [B]."""
         return (0.5 + 0.5 * LOG_2PI + self.log_std).expand_as(self.mean).sum(-1)
 
+    def kl(self, other: DiagGaussian) -> Tensor:
+        """KL(self || other) [B]."""
+        spread = self.log_std - other.log_std
+        shift = (self.mean - other.mean) * torch.exp(-other.log_std)
+        return (0.5 * (torch.exp(2.0 * spread) + shift.square() - 1.0) - spread).sum(-1)
+
 
 Distribution = Categorical | MultiCategorical | Bernoulli | DiagGaussian
+
+
+def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
+    """KL(p || q) [B] of two distributions of one kind."""
+    assert type(p) is type(q)
+    return p.kl(q)  # type: ignore[arg-type]
+
+
+def frozen(p: Distribution) -> Distribution:
+    """The same distribution, made without gradients, that stays as it is when the network learns on.
+
+    Only a Gaussian holds a parameter of the network itself; the others hold what was computed.
+    """
+    return DiagGaussian(p.mean, p.log_std.detach().clone()) if isinstance(p, DiagGaussian) else p
 
 
 def gumbel_noise(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:

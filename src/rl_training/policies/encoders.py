@@ -5,8 +5,9 @@ The trainer, the buffers and the algorithms never look inside an observation; th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -56,8 +57,7 @@ def encoder_names() -> list[str]:
 def make_encoder(name: str, space: spaces.Space[Any]) -> Encoder:
     """The encoder with that name; `auto` chooses by the observation space."""
     if name == "auto":
-        name = "dict" if isinstance(space, spaces.Dict) else "flat"
-        refuse_images(space)
+        name = _default_name(space)
     if problem := encoder_problem(name):
         raise SpaceError(problem)
     return _ENCODERS[name](space)
@@ -70,15 +70,17 @@ def encoder_problem(name: str) -> str | None:
     return f"unknown encoder '{name}'; known: auto, {', '.join(encoder_names())}"
 
 
-def refuse_images(space: spaces.Space[Any]) -> None:
-    """Images need a convolutional encoder: flattening one is never what its owner meant."""
-    parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
-    for part in parts:
-        if isinstance(part, spaces.Box) and len(part.shape) == 3 and part.dtype == np.uint8:
-            raise SpaceError(
-                f"{part} looks like an image, and there is no convolutional encoder yet. "
-                "Register one with rl_training.policies.encoders.register_encoder and name it in network.encoder."
-            )
+def _default_name(space: spaces.Space[Any]) -> str:
+    if isinstance(space, spaces.Dict):
+        return "dict"
+    if not is_image(space):
+        return "flat"
+    return "nature_cnn" if min(image_layout(space).size) >= NATURE_SIZE else "impala_cnn"
+
+
+def is_image(space: spaces.Space[Any]) -> bool:
+    """Whether a space holds images, or stacks of them: bytes with three or four dimensions."""
+    return isinstance(space, spaces.Box) and len(space.shape) in (3, 4) and space.dtype == np.uint8
 
 
 @register_encoder("flat")
@@ -111,6 +113,120 @@ class FlatEncoder(Encoder):
             return rows.float()
         codes = rows.long() - self.starts
         return torch.cat([F.one_hot(codes[:, i], size) for i, size in enumerate(self.sizes)], dim=1).float()
+
+
+NATURE_SIZE = 36
+"""The smallest image that the three convolutions of `nature_cnn` leave something of."""
+
+
+class ImageLayout(NamedTuple):
+    """How the dimensions of an image space are meant."""
+
+    num_channels: int
+    """Channels times stacked frames."""
+    size: tuple[int, int]
+    order: tuple[int, ...]
+    """The dimensions of a batch, put into the order batch, (stack,) channels, height, width."""
+
+
+def image_layout(space: spaces.Space[Any]) -> ImageLayout:
+    """Which dimensions are channels, height and width; a fourth dimension in front stacks frames.
+
+    An image that is square only if its channels come last or first has them there; of any other, channels are the
+    smaller of the first and the last dimension.
+    """
+    if not isinstance(space, spaces.Box) or len(space.shape) not in (3, 4):
+        raise SpaceError(f"a convolutional encoder needs images, a Box with 3 or 4 dimensions; got {space}")
+    *stack, first, middle, last = space.shape
+    batch = tuple(range(1 + len(stack)))
+    here = len(batch)
+    square_behind, square_in_front = middle == last, first == middle
+    if square_behind if square_behind != square_in_front else first <= last:
+        return ImageLayout(math.prod(stack) * first, (middle, last), (*batch, here, here + 1, here + 2))
+    return ImageLayout(math.prod(stack) * last, (first, middle), (*batch, here + 2, here, here + 1))
+
+
+class ImageEncoder(Encoder):
+    """Base of convolutional encoders: images in any layout become floats [B, channels, height, width]."""
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        super().__init__()
+        self.layout = image_layout(space)
+        assert isinstance(space, spaces.Box)
+        brightest = float(space.high.max()) if space.dtype == np.uint8 else 1.0  # 255, but 1 for planes of bits
+        self.scale = 1.0 / max(brightest, 1.0)
+
+    def pixels(self, obs: Observation) -> Tensor:
+        """Channels first, and bytes scaled to [0, 1]."""
+        ordered = cast("Tensor", obs).permute(self.layout.order).float()
+        return ordered.reshape(ordered.shape[0], self.layout.num_channels, *self.layout.size) * self.scale
+
+
+@register_encoder("nature_cnn")
+class NatureCNN(ImageEncoder):
+    """Three convolutions and a layer of 512 (Mnih et al. 2015)."""
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        super().__init__(space)
+        if min(self.layout.size) < NATURE_SIZE:
+            raise SpaceError(f"nature_cnn needs images of at least {NATURE_SIZE} pixels; for {space} use impala_cnn")
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(self.layout.num_channels, 32, 8, stride=4), nn.ReLU(),
+            nn.Conv2d(32, 64, 4, stride=2), nn.ReLU(),
+            nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten(),
+        )  # fmt: skip
+        self.num_features = 512
+        width = _num_outputs(self.convolutions, self.layout)
+        self.linear = nn.Sequential(nn.Linear(width, self.num_features), nn.ReLU())
+
+    def forward(self, obs: Observation) -> Tensor:
+        """See `Encoder.forward`."""
+        features: Tensor = self.linear(self.convolutions(self.pixels(obs)))
+        return features
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions around which the input is carried."""
+
+    def __init__(self, num_channels: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.ReLU(), nn.Conv2d(num_channels, num_channels, 3, padding=1),
+            nn.ReLU(), nn.Conv2d(num_channels, num_channels, 3, padding=1),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of the same shape as its input."""
+        carried: Tensor = x + self.layers(x)
+        return carried
+
+
+@register_encoder("impala_cnn")
+class ImpalaCNN(ImageEncoder):
+    """Three stages: a convolution, a pooling that halves the image, two residual blocks (Espeholt et al. 2018)."""
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        super().__init__(space)
+        layers: list[nn.Module] = []
+        num_inputs = self.layout.num_channels
+        for num_channels in (16, 32, 32):
+            layers += [nn.Conv2d(num_inputs, num_channels, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
+            layers += [ResidualBlock(num_channels), ResidualBlock(num_channels)]
+            num_inputs = num_channels
+        self.convolutions = nn.Sequential(*layers, nn.ReLU(), nn.Flatten())
+        self.num_features = 256
+        width = _num_outputs(self.convolutions, self.layout)
+        self.linear = nn.Sequential(nn.Linear(width, self.num_features), nn.ReLU())
+
+    def forward(self, obs: Observation) -> Tensor:
+        """See `Encoder.forward`."""
+        features: Tensor = self.linear(self.convolutions(self.pixels(obs)))
+        return features
+
+
+def _num_outputs(layers: nn.Module, layout: ImageLayout) -> int:
+    with torch.no_grad():
+        return int(layers(torch.zeros(1, layout.num_channels, *layout.size)).shape[1])
 
 
 @register_encoder("dict")

@@ -17,7 +17,8 @@ from rl_training.contracts.batches import Observation
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.schedule import ScheduleOrFloat
 from rl_training.contracts.settings import documented, setting
-from rl_training.contracts.spec import BoxActions
+from rl_training.contracts.spec import BoxActions, EnvSpec
+from rl_training.policies.masks import mask_of, put_mask
 
 
 @documented
@@ -53,15 +54,25 @@ def ou_noise(
     return previous * (1.0 - theta * dt) + driven
 
 
+def random_actions(rng: np.random.Generator, num_rows: int, num_actions: int, mask: Tensor | None) -> Tensor:
+    """Uniformly random actions [N] out of A, with a mask [N, A] out of the valid ones."""
+    if mask is None:
+        return torch.from_numpy(rng.integers(num_actions, size=num_rows))
+    draws = rng.random((num_rows, num_actions))
+    return torch.from_numpy(np.where(mask.cpu().numpy(), draws, -1.0).argmax(axis=1))
+
+
 class RandomPolicy:
     """Uniformly random actions, whatever is observed: 0 to n - 1 (Discrete), or in [-1, 1] (Box)."""
 
     box_actions: BoxActions = "rescale"
 
-    def __init__(self, action_space: spaces.Space[Any]) -> None:
-        if not isinstance(action_space, (spaces.Discrete, spaces.Box)):
-            raise SpaceError(f"random actions of {type(action_space).__name__} are not supported: {action_space}")
-        self.action_space = action_space
+    def __init__(self, spec: EnvSpec) -> None:
+        if not isinstance(spec.action_space, (spaces.Discrete, spaces.Box)):
+            kind = type(spec.action_space).__name__
+            raise SpaceError(f"random actions of {kind} are not supported: {spec.action_space}")
+        self.action_space = spec.action_space
+        self.masked = spec.action_masks
 
     def act(
         self,
@@ -75,12 +86,12 @@ class RandomPolicy:
     ) -> ActOutput:
         """See `Policy.act`. Random also when `deterministic`."""
         if action_mask is not None:
-            raise NotImplementedError("this policy does not take action masks")
+            obs = put_mask(obs, action_mask, self.masked)
         assert rng is not None, "random actions need an owned random stream"
         first = next(iter(obs.values())) if isinstance(obs, Mapping) else obs
         num_rows, space = first.shape[0], self.action_space
         if isinstance(space, spaces.Discrete):
-            action = torch.from_numpy(rng.integers(int(space.n), size=num_rows, dtype=np.int64))
+            action = random_actions(rng, num_rows, int(space.n), mask_of(obs) if self.masked else None)
         else:
             action = torch.from_numpy(rng.random((num_rows, *space.shape), dtype=np.float32)) * 2.0 - 1.0
         return ActOutput(action.to(first.device), {})

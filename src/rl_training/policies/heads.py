@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rl_training.contracts.batches import FloatArray
+from rl_training.contracts.arrays import FloatArray
 from rl_training.contracts.errors import SpaceError
 from rl_training.policies.distributions import (
     Bernoulli,
@@ -22,6 +22,7 @@ from rl_training.policies.distributions import (
     logistic_noise,
     normal_noise,
 )
+from rl_training.policies.masks import apply_mask
 
 NoiseFn = Callable[[np.random.Generator, tuple[int, ...]], FloatArray]
 
@@ -61,9 +62,10 @@ class ActionHead(nn.Module):
         assert self.log_std is not None
         return DiagGaussian(mean, self.log_std)
 
-    def forward(self, features: Tensor) -> Distribution:
-        """The distribution over flat actions [B] or [B, D]."""
-        return self.make(self.linear(features))
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
+        """The distribution over flat actions [B] or [B, D]; those that a mask marks as invalid are impossible."""
+        outputs = self.linear(features)
+        return self.make(outputs if mask is None else apply_mask(outputs, mask))
 
     def draw_noise(self, rng: np.random.Generator, batch_size: int, device: torch.device) -> Tensor:
         """Noise for `Distribution.sample`, drawn from an owned stream."""

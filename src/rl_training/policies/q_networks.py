@@ -19,7 +19,9 @@ from rl_training.contracts.batches import Observation
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.settings import documented, setting
 from rl_training.contracts.spec import BoxActions, EnvSpec
-from rl_training.policies.encoders import encoder_problem, make_encoder
+from rl_training.policies.encoders import encoder_problem
+from rl_training.policies.exploration import random_actions
+from rl_training.policies.masks import apply_mask, make_policy_encoder, mask_of, put_mask
 from rl_training.policies.networks import ACTIVATIONS, Activation
 from rl_training.policies.noisy import NoisyLinear, remove_noise, reset_noise
 
@@ -58,7 +60,7 @@ class QNetwork(nn.Module):
         if not isinstance(spec.action_space, spaces.Discrete):
             raise SpaceError(f"action values need a Discrete action space, got {spec.action_space}")
         linear = NoisyLinear if noisy else nn.Linear
-        encoder = make_encoder(network.encoder, spec.observation_space)
+        encoder = make_policy_encoder(network.encoder, spec)
         layers: list[nn.Module] = [encoder]
         self.num_features = encoder.num_features
         for size in network.sizes:
@@ -68,6 +70,7 @@ class QNetwork(nn.Module):
         self.num_outputs = num_outputs
         self.dueling = dueling
         self.noisy = noisy
+        self.masked = spec.action_masks
         self.hidden = nn.Sequential(*layers)
         self.head = linear(self.num_features, (self.num_actions + dueling) * num_outputs)
 
@@ -89,7 +92,18 @@ class QNetwork(nn.Module):
 
     def q_values(self, obs: Observation) -> Tensor:
         """Action values [B, A]."""
-        return self.expected(self(obs))
+        return self.masked_values(self.expected(self(obs)), obs)
+
+    def masked_values(self, values: Tensor, obs: Observation) -> Tensor:
+        """Action values [B, A] of which invalid ones are never the largest.
+
+        Where no action is valid nothing is chosen, and values stay as they are: a target may still look at the end of
+        an episode.
+        """
+        if not self.masked:
+            return values
+        mask = mask_of(obs)
+        return apply_mask(values, mask | ~mask.any(dim=1, keepdim=True))
 
 
 class CategoricalQNetwork(QNetwork):
@@ -207,7 +221,7 @@ class QPolicy(nn.Module, Generic[NetworkT]):
     ) -> ActOutput:
         """See `Policy.act`. All N environments share one draw of weight noise."""
         if action_mask is not None:
-            raise NotImplementedError("this policy does not take action masks")
+            obs = put_mask(obs, action_mask, self.network.masked)
         if deterministic:
             return ActOutput(self.network.q_values(obs).argmax(dim=1), {})
         assert rng is not None, "exploring actions need an owned random stream"
@@ -218,7 +232,8 @@ class QPolicy(nn.Module, Generic[NetworkT]):
             remove_noise(self.network)
         # both are always drawn and for all, so that what comes next in the stream does not depend on the outcome
         explore = torch.from_numpy(rng.random(len(greedy)) < self.epsilon.item()).to(greedy.device)
-        anything = torch.from_numpy(rng.integers(self.network.num_actions, size=len(greedy))).to(greedy.device)
+        mask = mask_of(obs) if self.network.masked else None
+        anything = random_actions(rng, len(greedy), self.network.num_actions, mask).to(greedy.device)
         return ActOutput(torch.where(explore, anything, greedy), {})
 
     @torch.no_grad()

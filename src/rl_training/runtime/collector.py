@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 
 from rl_training.contracts.algorithm import ActOutput, Policy
-from rl_training.contracts.batches import ArrayObservation, Observation, Step, map_observation
+from rl_training.contracts.arrays import ArrayObservation, map_observation
+from rl_training.contracts.batches import Observation, Step
 from rl_training.contracts.environment import ActionMapping, Environments, VectorStep
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.random import draw_seed

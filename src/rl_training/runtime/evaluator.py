@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from rl_training.contracts.algorithm import Policy
-from rl_training.contracts.batches import ArrayObservation, EvaluationResult
+from rl_training.contracts.arrays import ArrayObservation
+from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.environment import ActionMapping, Environments
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.data.normalize import ObservationNormalizer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rl_training.contracts.batches import AnyArray, ArrayObservation, Metrics
+from rl_training.contracts.arrays import AnyArray, ArrayObservation
+from rl_training.contracts.batches import Metrics
 from rl_training.contracts.environment import VectorStep
 from rl_training.contracts.errors import NonFiniteError
 

@@ -25,6 +25,8 @@ class OnPolicyTrainer(Trainer):
     def iterate(self) -> None:
         """See `Trainer.iterate`."""
         self.buffer.reset()
+        self.buffer.first_state = self.collector.policy_state
+        self.buffer.first_starts = self.collector.episode_start.copy()
         stats = self.collector.collect(
             self.policy,
             self.buffer.num_steps,

@@ -1,0 +1,1 @@
+"""Policies with a memory: recurrent networks over sequences in which episodes begin and end."""

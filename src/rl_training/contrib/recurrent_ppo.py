@@ -1,0 +1,167 @@
+"""PPO with a memory, for environments that do not show all that matters.
+
+The surrogate is PPO's (Schulman et al. 2017, arXiv:1707.06347). The policy is learned on sequences that begin with the
+state which it had when they were collected (Kapturowski et al. 2019 call it the stored state).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rl_training.algorithms.ppo import Evaluation, PPOConfig, ppo_epochs
+from rl_training.contracts.algorithm import Algorithm
+from rl_training.contracts.arrays import ArrayObservation, map_observation
+from rl_training.contracts.batches import Observation, Progress, RolloutBatch, UpdateResult
+from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
+from rl_training.contrib.recurrent.memory import MemoryConfig
+from rl_training.contrib.recurrent.policy import RecurrentActorCriticPolicy, Sequences
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.policies.parameters import ParameterStore
+
+
+@documented
+@dataclass
+class RecurrentPPOConfig(PPOConfig):
+    """Settings of RecurrentPPO: PPO's, the memory, and how rollouts are cut into sequences."""
+
+    num_steps: int = setting(128, "Steps of each environment per rollout.", ge=1)
+    minibatch_size: int = setting(
+        128, "Transitions per gradient step, at least one sequence (split evenly if they do not divide).", ge=1
+    )
+    sequence_length: int | None = setting(
+        32, "Steps through which gradients flow back in time; none for whole rollouts.", ge=1
+    )
+    memory: MemoryConfig = setting(factory=MemoryConfig, help="Memory.")
+
+    def problems(self) -> list[str]:
+        """See `AlgorithmConfig.problems`."""
+        found = super().problems()
+        if self.network.shared and self.memory.critic == "separate":
+            found.append("network > shared: layers behind two memories cannot be shared; set memory.critic to shared")
+        return found
+
+
+def cut_rollout(rollout: RolloutBuffer, states: Tensor, length: int) -> tuple[Tensor, Sequences]:
+    """Sequences of `length` steps of one environment each; the last one of each environment may be padded.
+
+    `states` [T, N, S] are those before each row. Returns at which row of the flattened rollout, which has no invalid
+    rows, each place [length, B] stands, and the sequences.
+    """
+    valid, starts = rollout.valid[: len(states)].to(states.device), rollout.episode_starts().to(states.device)
+    rows = (valid.flatten().cumsum(0) - 1).view_as(valid) * valid
+    num_windows = math.ceil(len(states) / length)
+
+    def fold(x: Tensor) -> Tensor:
+        """From [T, N] to [length, B]: the environments of one window of time, then those of the next."""
+        padded = torch.cat([x, x.new_zeros(num_windows * length - len(x), x.shape[1])])
+        folded: Tensor = padded.reshape(num_windows, length, -1).transpose(0, 1).flatten(1)
+        return folded
+
+    there = fold(valid)
+    used = there.any(0)  # a sequence may be nothing but a reset
+    sequences = Sequences(there[:, used], fold(starts)[:, used], states[::length].flatten(0, 1)[used])
+    return fold(rows)[:, used], sequences
+
+
+class RecurrentPPOAlgorithm(Algorithm[RecurrentPPOConfig]):
+    """PPO's epochs over minibatches of whole sequences."""
+
+    policy: RecurrentActorCriticPolicy
+
+    def __init__(
+        self, config: RecurrentPPOConfig, spec: EnvSpec, device: torch.device, rng: np.random.Generator
+    ) -> None:
+        super().__init__(config, spec, device, rng)
+        with torch.random.fork_rng(devices=[]):  # initial weights come from our stream, not from the global one
+            torch.default_generator.manual_seed(int(rng.integers(2**63)))
+            self.policy = RecurrentActorCriticPolicy(spec, config.network, config.memory, config.box_actions).to(device)
+        self.policy.eval()  # training mode lasts only as long as an update
+        self.store = ParameterStore(self.policy, config.optimizer)
+
+    def update(self, batch: RolloutBuffer, progress: Progress) -> UpdateResult:
+        """Learn from one rollout."""
+        states = self._states(batch)
+        self._estimate_returns(batch, states)
+        data = batch.flatten(self.device)
+        rows, sequences = cut_rollout(batch, states[:-1], self.config.sequence_length or batch.num_steps)
+
+        def epoch() -> Iterator[tuple[RolloutBatch, Evaluation]]:
+            for chosen in self._minibatches(rows.shape[1], data.num_rows):
+                there = sequences.there[:, chosen]
+                part = Sequences(there, sequences.starts[:, chosen], sequences.state[chosen])
+                minibatch = data.rows(rows[:, chosen][there])
+                yield minibatch, self.policy.evaluate_actions(minibatch.obs, minibatch.actions, part)
+
+        self.policy.train()
+        result = ppo_epochs(self.config, self.store, data, epoch, progress)
+        self.policy.eval()
+        return result
+
+    def _states(self, rollout: RolloutBuffer) -> Tensor:
+        """The policy's states [T + 1, N, S] before each row of a rollout and after the last.
+
+        They stay as they are while the weights change. The rollout is seen in parts, as long as the sequences of a
+        minibatch, so that images need no more memory here than there.
+        """
+
+        def seen(part: slice) -> Observation:
+            return map_observation(lambda x: x[part].to(self.device), rollout.obs)
+
+        starts, first = rollout.episode_starts().to(self.device), rollout.first_state
+        state = self.policy.no_memory(rollout.num_envs) if first is None else torch.as_tensor(first).to(self.device)
+        found = [state.unsqueeze(0)]
+        length = self.config.sequence_length or len(starts)
+        for begin in range(0, len(starts), length):
+            part = slice(begin, min(begin + length, len(starts)))
+            found.append(self.policy.states(seen(part), found[-1][-1], starts[part]))
+        return torch.cat(found)
+
+    def _estimate_returns(self, rollout: RolloutBuffer, states: Tensor) -> None:
+        """Advantages and returns, bootstrapped with the memory of the episode that is cut off.
+
+        The last observation of a truncated episode is seen with the state after its last row; what follows the rollout
+        likewise, unless it begins an episode.
+        """
+        assert rollout.last_obs is not None
+        size, final_obs, final_values = len(states) - 1, rollout.stacked_final_obs(), None
+        if final_obs is not None:
+            steps, envs = torch.tensor(rollout.final_rows).T.to(self.device)
+            final_values = self._values(final_obs, states[steps + 1, envs])
+        begins = rollout.dones[size - 1] | ~rollout.valid[size - 1]
+        rollout.compute_returns_and_advantages(
+            last_value=self._values(rollout.last_obs, states[-1], begins),
+            gamma=self.config.gamma,
+            gae_lambda=self.config.gae_lambda,
+            final_values=final_values,
+        )
+
+    def _values(self, obs: ArrayObservation, states: Tensor, begins: Tensor | None = None) -> Tensor:
+        tensors = map_observation(lambda x: torch.from_numpy(x).to(self.device), obs)
+        return self.policy.value(tensors, states, begins).cpu()
+
+    def _minibatches(self, num_sequences: int, num_rows: int) -> list[Tensor]:
+        """A fresh random split of the sequences into parts of about `minibatch_size` rows."""
+        order = torch.from_numpy(self.rng.permutation(num_sequences)).to(self.device)
+        count = round(num_rows / self.config.minibatch_size)
+        return list(order.tensor_split(min(max(1, count), num_sequences)))
+
+
+SPEC = AlgorithmSpec(
+    name="recurrent_ppo",
+    title="RecurrentPPO",
+    config=RecurrentPPOConfig,
+    algorithm=RecurrentPPOAlgorithm,
+    regimes=(Regime.ON_POLICY,),
+    action_spaces=(spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box),
+    paper="Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347",
+    default_num_envs=8,
+    layer="contrib",
+)
