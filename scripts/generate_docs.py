@@ -25,7 +25,7 @@ from rl_training.cli import COMMANDS
 from rl_training.contracts.schedule import Schedule
 from rl_training.contracts.spec import AlgorithmConfig
 from rl_training.envs.wrappers import WrapperConfig, wrapper_names
-from rl_training.experiment.config import TrainConfig, resolve
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.presets import Preset, presets
 from rl_training.experiment.schema import to_plain
 from rl_training.experiment.yaml_io import read_yaml
@@ -132,7 +132,7 @@ def default_text(field: dataclasses.Field[Any], hint: Any, defaults: Any) -> str
     if value is dataclasses.MISSING:
         return "required"
     if value is None:
-        return "`none`" if type(None) in typing.get_args(hint) else "from the algorithm"
+        return "`none`" if type(None) in typing.get_args(hint) else "depends"
     return f"`{plain_text(to_plain(value))}`"
 
 
@@ -163,7 +163,7 @@ def presets_block(algos: str) -> str:
     rows = []
     for preset in presets().values():
         if preset.algo in algos.split():
-            config = resolve([preset.layer()])
+            config = TrainConfig.from_dict(preset.data)
             rows.append(
                 [f"`{preset.name}`", environment_text(preset), f"{config.total_timesteps:,}", f"{config.num_envs}"]
             )

@@ -58,7 +58,9 @@ def configure(name: str, changes: Mapping[str, Any]) -> TrainConfig:
     """A preset with other settings: fields of `TrainConfig` or of the algorithm's config."""
     preset = get_preset(name)
     place = {key: value for key, value in changes.items() if key == "env_id"}
-    settings = {key: value for key, value in changes.items() if key not in place}
+    if preset.is_family:
+        place.setdefault("env_id", preset.env_id)
+    settings = {key: value for key, value in changes.items() if key != "env_id"}
     return resolve([preset.layer(), Layer({**split_settings(preset.algo, settings), **place}, "--set")])
 
 

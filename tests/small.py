@@ -8,6 +8,7 @@ from gymnasium import spaces
 
 from rl_training.algorithms.registry import registry
 from rl_training.contracts.spec import AlgorithmSpec, OffPolicyConfig
+from tests.envs.pixel_tasks import DOT
 
 SIZES: dict[str, Any] = {
     "num_atoms": 11,
@@ -20,6 +21,13 @@ SIZES: dict[str, Any] = {
     "embedding_size": 8,
     "target_update_every": 7,
 }
+
+
+def small_env(spec: AlgorithmSpec) -> str:
+    """The id of an environment that the algorithm takes."""
+    if spec.needs_images:
+        return DOT
+    return "CartPole-v1" if spaces.Discrete in spec.action_spaces else "Pendulum-v1"
 
 
 def small_settings(spec: AlgorithmSpec | str, **changes: Any) -> dict[str, Any]:

@@ -42,8 +42,22 @@ OBSERVATION_SPACES = {
     "discrete": spaces.Discrete(4, start=2),
     "dict": spaces.Dict({"speed": spaces.Box(-1.0, 1.0, (2,), np.float64), "bits": spaces.MultiBinary(2)}),
 }
+CAMERA = spaces.Box(0, 255, (16, 16, 3), np.uint8)
+IMAGE_SPACES = {
+    "image": CAMERA,
+    "stack": spaces.Box(0, 255, (2, 16, 16), np.uint8),
+    "dict": spaces.Dict({"camera": CAMERA, "speed": spaces.Box(-1.0, 1.0, (2,), np.float64)}),
+}
 
 each_algorithm = pytest.mark.parametrize("name", SPECS)
+each_observation_space = pytest.mark.parametrize(
+    ("name", "obs"),
+    [
+        (name, obs)
+        for name, spec in SPECS.items()
+        for obs in (IMAGE_SPACES if spec.needs_images else OBSERVATION_SPACES)
+    ],
+)
 each_on_policy = pytest.mark.parametrize("name", ON_POLICY)
 each_action_space = pytest.mark.parametrize(
     ("name", "kind"),
@@ -232,6 +246,8 @@ def sample(space, rows, rng):
         return rng.integers(space.start, space.start + space.n, rows)
     if isinstance(space, spaces.MultiBinary):
         return rng.integers(0, 2, (rows, *space.shape)).astype(space.dtype)
+    if space.dtype == np.uint8:
+        return rng.integers(0, 256, (rows, *space.shape), dtype=np.uint8)
     return rng.uniform(-1, 1, (rows, *space.shape)).astype(space.dtype)
 
 
@@ -245,9 +261,10 @@ def make(name, env, seed=0, **settings):
     return spec.algorithm(config, env, torch.device("cpu"), random_stream(seed, "algorithm"))
 
 
-def env_of(name, obs="box"):
+def env_of(name, obs=None):
     """An environment for an algorithm."""
-    return EnvSpec(OBSERVATION_SPACES[obs], ACTION_SPACES[SPECS[name].action_spaces[0]])
+    known = IMAGE_SPACES if SPECS[name].needs_images else OBSERVATION_SPACES
+    return EnvSpec(known[obs or next(iter(known))], ACTION_SPACES[SPECS[name].action_spaces[0]])
 
 
 def data(algorithm, env, seed=0):
@@ -326,12 +343,11 @@ def check_update(algorithm, env):
 
 @each_action_space
 def test_an_update_on_each_action_space(name, kind):
-    env = EnvSpec(OBSERVATION_SPACES["box"], ACTION_SPACES[kind])
+    env = EnvSpec(env_of(name).observation_space, ACTION_SPACES[kind])
     check_update(make(name, env), env)
 
 
-@each_algorithm
-@pytest.mark.parametrize("obs", OBSERVATION_SPACES)
+@each_observation_space
 def test_an_update_on_each_observation_space(name, obs):
     env = env_of(name, obs)
     check_update(make(name, env), env)
@@ -346,8 +362,7 @@ def test_training_mode_lasts_as_long_as_an_update(name):
     assert not any(module.training for module in algorithm.policy.modules())
 
 
-@each_algorithm
-@pytest.mark.parametrize("obs", OBSERVATION_SPACES)
+@each_observation_space
 def test_the_policy_acts_and_values_on_each_observation_space(name, obs):
     env = env_of(name, obs)
     algorithm = make(name, env)
@@ -458,7 +473,7 @@ def test_nothing_is_expected_after_a_termination(name):
     for rows, number in ((batch.discount == 0, 0.0), (batch.discount == 0, 0.5), (batch.discount > 0, 0.5)):
         # plain gradients: Adam's would make steps of what is only rounding (probabilities that sum to nearly one)
         algorithm, next_obs = make(name, env, optimizer={"name": "sgd"}), batch.next_obs.clone()
-        next_obs[rows] = number
+        next_obs[rows] = number if next_obs.is_floating_point() else int(255 * number)
         algorithm.update(batch._replace(next_obs=next_obs), NOW)
         results.append(weights(algorithm))
     start = weights(make(name, env))

@@ -23,11 +23,12 @@ from rl_training.contracts.spec import OffPolicyConfig
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.experiment.checkpointing import checkpoints_of, load_checkpoint
 from tests.resume_harness import Crash, _flat, _same, crash_at, only_run
-from tests.small import small_settings
+from tests.small import small_env, small_settings
 
 OFF_POLICY = [spec.title for spec in registry().values() if issubclass(spec.config, OffPolicyConfig)]
 DISCRETE = [spec.title for spec in registry().values() if spec.action_spaces == (spaces.Discrete,)]
 CONTINUOUS = [title for title in OFF_POLICY if title not in DISCRETE]
+OF_VECTORS = [spec.title for spec in registry().values() if spec.title in CONTINUOUS and not spec.needs_images]
 
 
 def make(title: str, env: Any = None, **settings: Any) -> Agent:
@@ -37,12 +38,11 @@ def make(title: str, env: Any = None, **settings: Any) -> Agent:
     steady = {key: value for key, value in {"epsilon": 0.2, "importance_exponent": 0.5}.items() if key in names}
     own = small_settings(spec, **{**steady, **{key: value for key, value in settings.items() if key in names}})
     rest = {key: value for key, value in settings.items() if key not in names}
-    env = env or ("CartPole-v1" if title in DISCRETE else "Pendulum-v1")
-    return getattr(rl_training, title)(env, **{"seed": 1, "eval_every": 0, **rest, **own})  # type: ignore[no-any-return]
+    return getattr(rl_training, title)(env or small_env(spec), **{"seed": 1, "eval_every": 0, **rest, **own})  # type: ignore[no-any-return]
 
 
 def buffer_of(agent: Agent) -> ReplayBuffer:
-    return agent._sampler().buffer
+    return agent._off_policy().sampler.buffer
 
 
 class Bounded(gym.Env[Any, Any]):
@@ -103,7 +103,7 @@ def test_the_value_is_that_of_the_best_action(title: str) -> None:
     agent.close()
 
 
-@pytest.mark.parametrize("title", CONTINUOUS)
+@pytest.mark.parametrize("title", OF_VECTORS)
 def test_the_value_is_the_smallest_critics_at_the_policys_action(title: str) -> None:
     agent = make(title, num_critics=3)
     agent.learn(30, progress=False)
@@ -129,7 +129,7 @@ def test_the_first_action_of_a_space_that_does_not_start_at_zero() -> None:
 BOUNDS = [(-0.1, 0.3), (-3.0, 7.0), (0.1, 1e6), (-1e-3, 1.0), (5.0, 5.5)]
 
 
-@pytest.mark.parametrize("title", CONTINUOUS)
+@pytest.mark.parametrize("title", OF_VECTORS)
 @pytest.mark.parametrize(("low", "high"), BOUNDS)
 def test_bounds_are_reached_exactly(title: str, low: float, high: float) -> None:
     space = spaces.Box(np.float32(low), np.float32(high), (2, 2), np.float32)
@@ -142,7 +142,7 @@ def test_bounds_are_reached_exactly(title: str, low: float, high: float) -> None
     agent.close()
 
 
-@pytest.mark.parametrize("title", CONTINUOUS)
+@pytest.mark.parametrize("title", OF_VECTORS)
 def test_replay_keeps_actions_as_the_policy_sees_them(title: str) -> None:
     space = spaces.Box(np.float32(3.0), np.float32(7.0), (2, 2), np.float32)
     agent = make(title, functools.partial(Bounded, space), learning_starts=15)
@@ -171,7 +171,7 @@ def test_action_values_of_continuous_actions_name_what_to_use(title: str) -> Non
         make(title, "Pendulum-v1")
 
 
-@pytest.mark.parametrize("title", CONTINUOUS)
+@pytest.mark.parametrize("title", OF_VECTORS)
 def test_bounds_that_are_not_finite_are_refused(title: str) -> None:
     space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     with pytest.raises(SpaceError, match="finite bounds"):

@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from torch import nn
 
 from rl_training.algorithms.ppo import PPOAlgorithm
@@ -40,7 +39,7 @@ from rl_training.policies.parameters import ParameterStore
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.trainer import Timers, Trainer
 from tests.resume_harness import _flat
-from tests.small import small_settings
+from tests.small import small_env, small_settings
 
 EVERYTHING = "*"
 EXEMPT: dict[type[Any], dict[str, str]] = {
@@ -186,13 +185,12 @@ class Counting(Callback):
 
 
 def make_config(spec: AlgorithmSpec, output: Path) -> TrainConfig:
-    discrete = spaces.Discrete in spec.action_spaces
     own = small_settings(spec)
     if "learning_rate" in spec.config.__dataclass_fields__:
         own["learning_rate"] = Linear(1e-3, 0.0)
     return TrainConfig(
         algo=spec.name,
-        env_id="CartPole-v1" if discrete else "Pendulum-v1",
+        env_id=small_env(spec),
         num_envs=2,
         total_timesteps=320,
         normalize_obs=True,

@@ -19,6 +19,7 @@ from rl_training.experiment.checkpointing import checkpoints_of, load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.session import train
 from tests.envs.goal_tasks import BitFlipping, PointTouching
+from tests.envs.pixel_tasks import DOT
 from tests.resume_harness import (
     _flat,
     _same,
@@ -122,6 +123,13 @@ OFF_POLICY = {
     "rainbow": ("rainbow", "CartPole-v1", {}, {}),
     "ddpg-ou": ("ddpg", "Pendulum-v1", {"noise": {"kind": "ou", "std": Linear(0.3, 0.1)}}, {"num_envs": 2}),
     "td3": ("td3", "Pendulum-v1", {"random_steps": 30}, {}),
+    "drqv2": ("drqv2", DOT, {"noise": {"std": Linear(1.0, 0.1)}}, {"num_envs": 2}),
+    "drqv2-frames": (
+        "drqv2",
+        DOT,
+        PRIORITIZED,
+        {"wrappers": [{"name": "FrameStackObservation", "kwargs": {"stack_size": 3}}]},
+    ),
     "sac": ("sac", "Pendulum-v1", {}, {}),
     "sac-normalized": ("sac", "Pendulum-v1", {"policy_delay": 2}, {"num_envs": 2, **NORMALIZED}),
     "sac-hindsight": (

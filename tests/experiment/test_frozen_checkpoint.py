@@ -90,7 +90,7 @@ def test_it_is_of_the_format_it_says(number: int) -> None:
 
 def test_its_replay_is_whole() -> None:
     agent = load(FROZEN / "format_2" / "checkpoint")
-    buffer = agent._sampler().buffer
+    buffer = agent._off_policy().sampler.buffer
     assert (buffer.added, buffer.oldest, buffer.num_transitions) == (128, 78, 100)
     assert len(list((FROZEN / "format_2" / "checkpoint").glob("segment_*"))) > 1
     assert buffer.reward[buffer.everything()].tolist() == [1.0] * 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from rl_training.algorithms.registry import registry
 from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.config import Layer, TrainConfig, resolve
-from rl_training.experiment.presets import find_preset, get_preset, presets, resolve_with_preset
+from rl_training.experiment.presets import Preset, find_preset, get_preset, presets, resolve_with_preset
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(presets())
@@ -40,6 +41,12 @@ PROMISED = [
         for env_id in ("CartPole-v1", "LunarLander-v3", "Acrobot-v1")
     ],
     *[(algo, "LunarLander-v3", {"continuous": True}) for algo in ("ddpg", "td3", "sac")],
+    ("drqv2", "Pendulum-v1", {"render_mode": "rgb_array"}),
+    *[
+        (algo, f"ALE/{game}", {})
+        for algo in ("ppo", "dqn", "qrdqn", "rainbow")
+        for game in ("Pong-v5", "Breakout-v5", "*")
+    ],
     *[
         (algo, env_id, {})
         for algo in ("ddpg", "td3", "sac")
@@ -64,6 +71,12 @@ def leaves(data: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     return {place: value for key, item in data.items() for place, value in leaves(item, (*path, key)).items()}
 
 
+def resolved(preset: Preset) -> TrainConfig:
+    """The preset's config; one for a family, on a member of it."""
+    env_id = preset.env_id.replace("*", "Pong-v5")
+    return resolve([preset.layer(), *[Layer({"env_id": env_id}, "test")] * preset.is_family])
+
+
 @pytest.mark.parametrize(("algo", "env_id", "kwargs"), PROMISED)
 def test_what_was_promised_is_there(algo: str, env_id: str, kwargs: dict[str, Any]) -> None:
     preset = find_preset(algo, env_id, kwargs)
@@ -74,9 +87,9 @@ def test_what_was_promised_is_there(algo: str, env_id: str, kwargs: dict[str, An
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_loads_and_is_named_by_its_algorithm(name: str) -> None:
     preset = get_preset(name)
-    config = resolve([preset.layer()])
+    config = resolved(preset)
     assert config.algo == preset.algo == name.split("/")[0]
-    assert config.env_id == preset.env_id
+    assert fnmatch.fnmatchcase(config.env_id, preset.env_id)
     assert config.total_timesteps == preset.total_timesteps
     assert config.env_kwargs == preset.env_kwargs
     assert re.fullmatch(r"[a-z0-9_]+/[a-z0-9-]+", name), "named for people"
@@ -86,10 +99,10 @@ def test_every_preset_loads_and_is_named_by_its_algorithm(name: str) -> None:
 def test_every_preset_states_differences_only(name: str) -> None:
     preset = get_preset(name)
     default = leaves(TrainConfig(algo=preset.algo, env_id=preset.env_id).to_dict())
-    resolved = leaves(resolve([preset.layer()]).to_dict())
+    found = leaves(resolved(preset).to_dict())
     said = set(leaves(preset.data)) - {("algo",), ("env_id",)}
-    assert said <= set(resolved)
-    repeated = [" > ".join(place) for place in sorted(said) if place in default and resolved[place] == default[place]]
+    assert said <= set(found)
+    repeated = [" > ".join(place) for place in sorted(said) if place in default and found[place] == default[place]]
     assert not repeated, f"{name} repeats defaults: {', '.join(repeated)}"
 
 
@@ -121,6 +134,20 @@ def test_found_by_environment_and_arguments() -> None:
     assert find_preset("ppo", "LunarLander-v3", {"continuous": True, "gravity": -5.0}) is None
     assert find_preset("ppo", "NoSuchThing-v0") is None
     assert find_preset("a2c", "InvertedPendulum-v4") is None
+
+
+def test_a_family_is_for_every_member_without_a_preset_of_its_own() -> None:
+    pong, other = find_preset("ppo", "ALE/Pong-v5"), find_preset("ppo", "ALE/Seaquest-v5")
+    assert pong is not None
+    assert other is not None
+    assert (pong.name, other.name) == ("ppo/pong", "ppo/atari")
+    assert find_preset("ppo", "ALE/Seaquest-v5", {"difficulty": 1}) is None
+    config, found = resolve_with_preset([Layer({"algo": "ppo", "env_id": "ALE/Seaquest-v5"}, "command line")])
+    assert found == other
+    assert config.env_id == "ALE/Seaquest-v5"
+    assert not config.eval_deterministic
+    with pytest.raises(ConfigError, match="preset ppo/atari: 'env_id' is required"):
+        resolve([other.layer()])
 
 
 def test_layers_say_which_preset_lies_underneath() -> None:

@@ -14,11 +14,13 @@ from rl_training.contracts.errors import SpaceError
 from rl_training.policies import encoders
 from rl_training.policies.encoders import (
     DictEncoder,
+    DrQCNN,
     FlatEncoder,
     ImageEncoder,
     ImpalaCNN,
     NatureCNN,
     encoder_names,
+    has_images,
     image_layout,
     make_encoder,
     register_encoder,
@@ -147,6 +149,7 @@ class TestDict:
 
 
 IMAGE = spaces.Box(0, 255, (4, 4, 3), np.uint8)
+CONVOLUTIONS = ["nature_cnn", "impala_cnn", "drq_cnn"]
 
 
 def image(*shape, dtype=np.uint8, high=255):
@@ -176,7 +179,7 @@ class TestImages:
         layout = image_layout(image(*shape))
         assert (layout.num_channels, layout.size) == expected
 
-    @pytest.mark.parametrize("name", ["nature_cnn", "impala_cnn"])
+    @pytest.mark.parametrize("name", CONVOLUTIONS)
     @pytest.mark.parametrize("shape", [(40, 44, 3), (3, 40, 44), (2, 40, 44, 3), (2, 3, 40, 44)])
     def test_all_layouts_are_encoded(self, name, shape):
         space = image(*shape)
@@ -237,7 +240,7 @@ class TestImages:
         assert type(encoder) is expected
         assert encoder(torch.zeros(2, *space.shape, dtype=torch.uint8)).shape == (2, encoder.num_features)
 
-    @pytest.mark.parametrize(("name", "width"), [("nature_cnn", 512), ("impala_cnn", 256)])
+    @pytest.mark.parametrize(("name", "width"), [("nature_cnn", 512), ("impala_cnn", 256), ("drq_cnn", 32 * 13 * 13)])
     def test_real_valued_images_by_name(self, name, width):
         space = spaces.Box(0.0, 1.0, (40, 40, 3), np.float64)
         encoder = make_encoder(name, space)
@@ -247,7 +250,19 @@ class TestImages:
         with pytest.raises(SpaceError, match=r"at least 36 pixels; for .*\(35, 64, 3\).* use impala_cnn"):
             make_encoder("nature_cnn", image(35, 64, 3))
 
-    @pytest.mark.parametrize("name", ["nature_cnn", "impala_cnn"])
+    def test_too_small_for_drq_cnn(self):
+        assert make_encoder("drq_cnn", image(15, 15, 3)).num_features == 32
+        with pytest.raises(SpaceError, match=r"at least 15 pixels; for .*\(14, 64, 3\).* use impala_cnn"):
+            make_encoder("drq_cnn", image(14, 64, 3))
+
+    def test_drq_cnn_sees_pixels_around_zero(self):
+        encoder, seen = make_encoder("drq_cnn", image(15, 15, 3)), []
+        encoder.convolutions[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        for brightness in (0, 255):
+            encoder(torch.full((1, 15, 15, 3), brightness, dtype=torch.uint8))
+        assert [x.unique().tolist() for x in seen] == [[-0.5], [0.5]]
+
+    @pytest.mark.parametrize("name", CONVOLUTIONS)
     @pytest.mark.parametrize("space", [image(84, 84), spaces.Discrete(3), spaces.Dict({"camera": IMAGE})])
     def test_no_image_no_convolution(self, name, space):
         with pytest.raises(SpaceError, match="needs images, a Box with 3 or 4 dimensions"):
@@ -261,7 +276,28 @@ class TestImages:
         assert features.shape == (2, 256 + 2)
         assert features[:, -2:].tolist() == [[1.0, 2.0]] * 2
 
-    @pytest.mark.parametrize("name", ["nature_cnn", "impala_cnn"])
+    def test_in_a_dict_by_name(self):
+        space = spaces.Dict({"camera": image(16, 16, 3), "speed": spaces.Box(-1, 1, (2,)), "gear": spaces.Discrete(3)})
+        encoder = DictEncoder(space, images="drq_cnn")
+        assert [type(part) for part in encoder.parts] == [DrQCNN, FlatEncoder, FlatEncoder]
+        assert encoder.num_features == 32 + 3 + 2
+
+    @pytest.mark.parametrize(
+        ("space", "expected"),
+        [
+            (image(4, 4, 3), True),
+            (image(2, 4, 4, 3), True),
+            (image(84, 84), False),
+            (spaces.Box(0.0, 1.0, (4, 4, 3)), False),
+            (spaces.Discrete(2), False),
+            (spaces.Dict({"camera": image(4, 4, 3), "speed": spaces.Box(-1, 1, (2,))}), True),
+            (spaces.Dict({"speed": spaces.Box(-1, 1, (2,))}), False),
+        ],
+    )
+    def test_has_images(self, space, expected):
+        assert has_images(space) is expected
+
+    @pytest.mark.parametrize("name", CONVOLUTIONS)
     def test_every_weight_learns(self, name):
         torch.manual_seed(0)
         encoder = make_encoder(name, image(40, 40, 3))
@@ -275,6 +311,9 @@ class TestImages:
         assert nature.linear[0].in_features == 64 * 7 * 7
         impala = make_encoder("impala_cnn", image(64, 64, 3))
         assert impala.linear[0].in_features == 32 * 8 * 8
+        drq = make_encoder("drq_cnn", image(9, 84, 84))
+        assert drq.num_features == 32 * 35 * 35
+        assert [tuple(p.shape) for p in drq.parameters() if p.ndim == 4] == [(32, 9, 3, 3), *[(32, 32, 3, 3)] * 3]
         assert sum(p.ndim == 4 for p in impala.parameters()) == 15
 
 
@@ -354,7 +393,7 @@ class TestRegister:
 
     def test_unknown_names_are_refused_with_the_known_ones(self):
         with pytest.raises(
-            SpaceError, match="unknown encoder 'nature'; known: auto, dict, flat, impala_cnn, nature_cnn"
+            SpaceError, match="unknown encoder 'nature'; known: auto, dict, drq_cnn, flat, impala_cnn, nature_cnn"
         ):
             make_encoder("nature", IMAGE)
 

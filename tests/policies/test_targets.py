@@ -126,10 +126,30 @@ def test_a_part_of_a_larger_module():
     assert equal(state(whole["actor"]), actor)
 
 
+def test_a_part_of_what_a_store_owns():
+    # one store for an encoder and its critics, of which only the critics have a target
+    whole = nn.ModuleDict({"encoder": nn.Linear(3, 3), "critic": make_module(1), "last": nn.Linear(2, 2)})
+    store = ParameterStore(whole, OptimizerConfig("sgd"))
+    target = Target(whole["critic"], store)
+    start = flat(whole["critic"])
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
+    store.step(
+        whole["last"](whole["critic"](whole["encoder"](x))).square().sum(), learning_rate=0.05, max_grad_norm=None
+    )
+    assert torch.equal(flat(target.module), start)
+    target.update(0.5)
+    torch.testing.assert_close(flat(target.module), 0.5 * start + 0.5 * flat(whole["critic"]))
+    target.update(1.0)
+    assert equal(state(target.module), state(whole["critic"]))
+    assert target.flat.numel() == start.numel()
+
+
 def test_a_store_of_another_module_is_refused():
     module, other = make_module(), nn.Linear(3, 2)
     with pytest.raises(ValueError, match="another module"):
         Target(module, ParameterStore(other, OptimizerConfig()))
+    with pytest.raises(ValueError, match="another module"):
+        Target(module, ParameterStore(copy.deepcopy(module), OptimizerConfig()))
 
 
 class Owner(Stateful):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_training.contracts.algorithm import Algorithm
 from rl_training.contracts.batches import Progress, TransitionBatch
@@ -71,8 +71,12 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
             self.policy = self.policy_class(spec, config.network, config.num_critics, config.noise).to(device)
         self.policy.eval()  # training mode lasts only as long as an update
         self.actor_store = ParameterStore(self.policy.actor, config.optimizer)
-        self.critic_store = ParameterStore(self.policy.critic, config.optimizer)
+        self.critic_store = ParameterStore(self.critic_parts(), config.optimizer)
         self.critic_target = Target(self.policy.critic, self.critic_store)
+
+    def critic_parts(self) -> nn.Module:
+        """What the critics' loss trains."""
+        return self.policy.critic
 
     def targets(self) -> list[Target[Any]]:
         """All target networks, which follow the learned ones."""

@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 from rl_training.contracts.errors import ConfigError, SpaceError
 from rl_training.contracts.spec import AlgorithmSpec, EnvSpec
+from rl_training.policies.encoders import has_images
 
 _PACKAGES = ("rl_training.algorithms", "rl_training.contrib")
 
@@ -47,7 +48,9 @@ def check_action_space(algorithm: AlgorithmSpec, spec: EnvSpec) -> None:
     if isinstance(spec.action_space, algorithm.action_spaces):
         return
     accepted = ", ".join(space.__name__ for space in algorithm.action_spaces)
-    others = [other.title for other in registry().values() if isinstance(spec.action_space, other.action_spaces)]
+    images = has_images(spec.observation_space)
+    able = [other for other in registry().values() if isinstance(spec.action_space, other.action_spaces)]
+    others = [other.title for other in able if images or not other.needs_images]
     kind = type(spec.action_space).__name__
     advice = f"For {kind} actions use {' or '.join(others)}." if others else _advice(spec.action_space)
     raise SpaceError(

@@ -21,7 +21,6 @@ from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError, ConfigError, DataError
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.contracts.spec import ACTION_MASK
-from rl_training.data.samplers import Sampler
 from rl_training.envs.factory import EnvLike, describe_env
 from rl_training.envs.masks import has_choice, mask_size
 from rl_training.experiment.build import Experiment, build_experiment, using_threads
@@ -96,7 +95,8 @@ class Agent:
         if preset is None or preset.algo != cls.algo:
             known = ", ".join(sorted(p.env_id for p in presets().values() if p.algo == cls.algo))
             raise ConfigError(f"there is no {cls.algo} preset for '{env}'. There are presets for: {known}")
-        layer = Layer(split_settings(cls.algo, settings), cls.__name__)
+        place = {"env_id": env} if named is None else {}
+        layer = Layer({**place, **split_settings(cls.algo, settings)}, cls.__name__)
         return cls(resolve([preset.layer(), layer]), eval_env=eval_env)
 
     @classmethod
@@ -176,36 +176,50 @@ class Agent:
         return float(values[0]) if single else values
 
     def evaluate(
-        self, num_episodes: int = 10, *, deterministic: bool = True, seed: int | None = None
+        self, num_episodes: int = 10, *, deterministic: bool | None = None, seed: int | None = None
     ) -> EvaluationResult:
-        """Whole episodes in the agent's evaluation environments. Equal seeds give equal episodes."""
+        """Whole episodes in the agent's evaluation environments. Equal seeds give equal episodes.
+
+        By default actions are chosen as the settings say (`eval_deterministic`, `eval_epsilon`).
+        """
         return self._evaluate(self._experiment.evaluator, num_episodes, deterministic, seed)
 
     def record_video(
-        self, directory: str | Path, num_episodes: int = 1, *, deterministic: bool = True, seed: int | None = None
+        self,
+        directory: str | Path,
+        num_episodes: int = 1,
+        *,
+        deterministic: bool | None = None,
+        seed: int | None = None,
     ) -> EvaluationResult:
         """Film episodes as mp4 files (extra `video`)."""
         prefix = f"{self.config.algo}-step-{self.num_timesteps}"
         evaluator = self._experiment.recorder(Path(directory), prefix, num_episodes)
         return self._play(evaluator, num_episodes, deterministic, seed)
 
-    def render(self, num_episodes: int = 1, *, deterministic: bool = True, seed: int | None = None) -> EvaluationResult:
+    def render(
+        self, num_episodes: int = 1, *, deterministic: bool | None = None, seed: int | None = None
+    ) -> EvaluationResult:
         """Show episodes on the screen."""
         return self._play(self._experiment.viewer(), num_episodes, deterministic, seed)
 
-    def _play(self, evaluator: Evaluator, num_episodes: int, deterministic: bool, seed: int | None) -> EvaluationResult:
+    def _play(
+        self, evaluator: Evaluator, num_episodes: int, deterministic: bool | None, seed: int | None
+    ) -> EvaluationResult:
         try:
             return self._evaluate(evaluator, num_episodes, deterministic, seed)
         finally:
             evaluator.close()
 
     def _evaluate(
-        self, evaluator: Evaluator, num_episodes: int, deterministic: bool, seed: int | None
+        self, evaluator: Evaluator, num_episodes: int, deterministic: bool | None, seed: int | None
     ) -> EvaluationResult:
         if num_episodes < 1:
             raise ConfigError(f"num_episodes: must be at least 1, got {num_episodes}")
         if seed is None:
             seed = draw_seed(random_stream(self.config.seed, "evaluate"))
+        if deterministic is None:
+            deterministic = self.config.eval_deterministic
         with using_threads(self.config.num_threads):
             return evaluator.evaluate(self.policy, num_episodes, deterministic=deterministic, seed=seed)
 
@@ -215,19 +229,20 @@ class Agent:
 
     def save_replay(self, path: str | Path) -> Path:
         """Write the replay alone, for another agent or as prior data (setting `prior_replay`)."""
-        return save_replay(Path(path), self._sampler().buffer, self.config.to_dict())
+        return save_replay(Path(path), self._off_policy().sampler.buffer, self.config.to_dict())
 
     def load_replay(self, path: str | Path) -> None:
         """Replace the replay by one that was saved alone; priorities begin anew."""
-        sampler = self._sampler()
-        size = sampler.buffer.num_rows * sampler.buffer.num_envs
-        sampler.replace(read_replay(Path(path), self._experiment.spec, size, sampler.buffer.num_envs))
+        trainer = self._off_policy()
+        buffer = trainer.sampler.buffer
+        size = buffer.num_rows * buffer.num_envs
+        trainer.replace_replay(read_replay(Path(path), self._experiment.spec, size, buffer.num_envs))
 
-    def _sampler(self) -> Sampler:
+    def _off_policy(self) -> OffPolicyTrainer:
         trainer = self._experiment.trainer
         if not isinstance(trainer, OffPolicyTrainer):
             raise ConfigError(f"{type(self).__name__} learns from each step once and keeps no replay")
-        return trainer.sampler
+        return trainer
 
     @property
     def config(self) -> TrainConfig:
@@ -378,7 +393,7 @@ def evaluate(
     num_episodes: int = 10,
     *,
     env: EnvLike | None = None,
-    deterministic: bool = True,
+    deterministic: bool | None = None,
     seed: int | None = None,
     trust: bool = False,
 ) -> EvaluationResult:

@@ -27,6 +27,7 @@ __all__ = [{names}]
 IMPORTS = (
     "from rl_training.api.agent import Agent",
     "from rl_training.contracts.schedule import Schedule",
+    "from rl_training.envs.atari import AtariConfig",
     "from rl_training.envs.factory import EnvLike",
     "from rl_training.envs.wrappers import WrapperConfig",
     "from rl_training.experiment.config import TrainConfig",

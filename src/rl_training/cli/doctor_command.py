@@ -11,7 +11,7 @@ from rl_training.cli import parsing
 from rl_training.experiment.metadata import package_versions
 
 EXTRAS = {
-    "atari": ("ale_py",),
+    "atari": ("ale_py", "cv2"),
     "box2d": ("Box2D",),
     "classic": ("pygame",),
     "mujoco": ("mujoco",),

@@ -23,7 +23,8 @@ class EvalArgs:
     path: Annotated[Path, tyro.conf.Positional] = setting(help="Run directory or checkpoint.")
     num_episodes: int = setting(10, "Whole episodes to play.")
     seed: int | None = setting(None, "Seed of the episodes; by default derived from the run's.")
-    stochastic: bool = setting(False, "Sample actions instead of taking the likeliest.")
+    stochastic: bool = setting(False, "Sample actions; by default as the run's own evaluations do.")
+    deterministic: bool = setting(False, "Take the likeliest actions; by default as the run's own evaluations do.")
     video: bool = setting(False, "Write the episodes as mp4 files (extra `video`).")
     video_dir: Path | None = setting(None, "Where videos go; by default `videos` beside the checkpoint or in the run.")
     render: bool = setting(False, "Show the episodes on the screen.")
@@ -35,8 +36,10 @@ def run(args: list[str]) -> int:
     options = parsing.parse(EvalArgs, args, prog="rl-training eval", description=str(EvalArgs.__doc__).split("\n")[0])
     if options.num_episodes < 1:
         raise ConfigError(f"num_episodes: must be at least 1, got {options.num_episodes}")
+    if options.stochastic and options.deterministic:
+        raise ConfigError("--stochastic and --deterministic: choose one")
     agent = load(options.path, trust=options.trust)
-    deterministic = not options.stochastic
+    deterministic = options.deterministic or (agent.config.eval_deterministic and not options.stochastic)
     try:
         if options.video:
             directory = options.video_dir or _video_dir(options.path)

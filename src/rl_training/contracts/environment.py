@@ -29,6 +29,10 @@ class VectorStep(NamedTuple):
     """Their true last observations [K, ...]; None when no episode ended."""
     end_info: Mapping[str, Any]
     """Infos of the last step of the episodes that ended, as arrays over all N environments."""
+    score: AnyArray
+    """What is reported as return when summed: the reward itself, unless learning is from another one."""
+    finished: npt.NDArray[np.intp]
+    """Indices of whole episodes that ended: `ended`, unless learning cuts episodes into parts."""
 
 
 class Environments(Protocol):

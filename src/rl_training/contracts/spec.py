@@ -32,6 +32,17 @@ class Regime(Enum):
 
 
 @dataclass(frozen=True)
+class FrameStack:
+    """Observations that are the last few frames, oldest first: each but the newest was the newest one earlier.
+
+    Before the beginning of an episode there is either blackness (`zero`) or the first frame again (`first`).
+    """
+
+    size: int
+    padding: Literal["zero", "first"] = "zero"
+
+
+@dataclass(frozen=True)
 class EnvSpec:
     """All that a learner may know about an environment."""
 
@@ -40,6 +51,8 @@ class EnvSpec:
     env_id: str = "environment"
     action_masks: bool = False
     """Whether observations have an entry that says which actions are valid, and invalid ones are never taken."""
+    frame_stack: FrameStack | None = None
+    """How observations repeat what was seen before, so that replay need not."""
 
 
 @documented
@@ -122,3 +135,5 @@ class AlgorithmSpec:
     paper: str
     default_num_envs: int = 1
     layer: Literal["core", "contrib"] = "core"
+    needs_images: bool = False
+    """Whether it learns from pixels only, and refuses observations without any."""

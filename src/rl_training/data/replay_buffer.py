@@ -3,6 +3,8 @@
 The ring has one row per step of all N environments. A transition's next observation is the next row's observation; only
 where an episode ended, that row belongs to another episode, and the true last observation is kept apart. Because time
 is kept, n-step returns, whole episodes and hindsight are questions asked when sampling, not other kinds of storage.
+
+Observations that are stacks of frames are stored frame by frame, and the stacks rebuilt from the rows before.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from torch import Tensor
 from rl_training.contracts.arrays import AnyArray, ArrayObservation, BoolArray, map_observation
 from rl_training.contracts.batches import Step
 from rl_training.contracts.errors import CheckpointError
-from rl_training.contracts.spec import EnvSpec
+from rl_training.contracts.spec import EnvSpec, FrameStack
 from rl_training.contracts.state import Segment, Stateful, check_keys, check_plain, check_tensor
+from rl_training.data import frames
 
 Indices = npt.NDArray[np.int64]
 
@@ -50,6 +53,9 @@ class ReplayBuffer(Stateful):
     a next-step environment only reset itself. Observations are raw, as the environment showed them; those in float64
     are kept as float32.
 
+    With a frame stack of K (see `EnvSpec.frame_stack`), `obs` holds the newest frame of each row, and `age` how many of
+    the rows before belong to its stack; the ring is K - 1 rows longer, for the stacks of its oldest ones.
+
     Example:
         >>> spec = EnvSpec(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
         >>> buffer = ReplayBuffer(spec, capacity=1000, num_envs=4)
@@ -60,16 +66,27 @@ class ReplayBuffer(Stateful):
     def __init__(self, spec: EnvSpec, capacity: int, num_envs: int = 1) -> None:
         self.num_envs = num_envs
         self.num_rows = -(-capacity // num_envs)
-        row_bytes = num_envs * sum(_num_bytes(space) for space in (*_parts(spec.observation_space), spec.action_space))
+        self.stack = spec.frame_stack or FrameStack(1)
+        layout: Any = _layout(spec.observation_space)
+        if spec.frame_stack is not None:
+            layout = map_observation(_frame_layout, layout)
+        parts = [*(layout.values() if isinstance(layout, dict) else [layout]), _action_layout(spec.action_space)]
+        row_bytes = num_envs * sum(map(_num_bytes, parts))
         # the row after the newest holds its next observations, and segments must not wrap around the ring
-        num_segments = -(-(self.num_rows + 1) // max(1, SEGMENT_BYTES // row_bytes))
-        self.segment_rows = -(-(self.num_rows + 1) // num_segments)
+        num_rows = self.num_rows + self.stack.size
+        num_segments = -(-num_rows // max(1, SEGMENT_BYTES // row_bytes))
+        self.segment_rows = -(-num_rows // num_segments)
         self.ring = num_segments * self.segment_rows
         self.num_slots = self.ring * num_envs
 
-        self.obs = map_observation(self._column, _layout(spec.observation_space))
+        self.obs = map_observation(self._column, layout)
+        self.is_stacked = spec.frame_stack is not None
+        self.age = self._column(_Layout((), np.uint8))
+        """How many rows before this one belong to its stack of frames."""
+        self.shown: ArrayObservation | None = None
+        """What the environments showed last: the very object, so that a step which goes on from it is known."""
         self.action_space = spec.action_space
-        self.action = self._column(_Layout(tuple(spec.action_space.shape or ()), _action_dtype(spec.action_space)))
+        self.action = self._column(_action_layout(spec.action_space))
         self.reward = self._column(_Layout((), np.float32))
         self.terminated, self.truncated, self.valid = (self._column(_Layout((), np.bool_)) for _ in range(3))
         self.final_row = self._column(_Layout((), np.int32))
@@ -114,8 +131,11 @@ class ReplayBuffer(Stateful):
         here, after = self._slots(self.added), self._slots(self.added + 1)
         if self.added - self.oldest == self.num_rows:
             self._forget(self._slots(self.oldest))
-        _write(self.obs, here, step.obs)
-        _write(self.obs, after, step.next_obs)
+        if self.is_stacked:
+            self._write_frames(here, after, step)
+        else:
+            _write(self.obs, here, step.obs)
+            _write(self.obs, after, step.next_obs)
         self.action[here] = step.action
         self.reward[here] = step.reward
         self.terminated[here] = step.terminated & step.valid
@@ -123,9 +143,27 @@ class ReplayBuffer(Stateful):
         self.valid[here] = step.valid
         self.num_invalid += int(self.num_envs - np.count_nonzero(step.valid))
         if step.final_obs is not None:
+            final_obs = step.final_obs
+            if self.is_stacked:
+                frames.check(frames.follow(map_observation(lambda x: x[step.ended], step.obs), final_obs), self.stack)
+                final_obs = frames.newest(final_obs)
             for row, env in enumerate(step.ended):
-                self._end(int(env), map_observation(lambda x, row=row: x[row], step.final_obs))  # type: ignore[misc]
+                self._end(int(env), map_observation(lambda x, row=row: x[row], final_obs))  # type: ignore[misc]
         self.added += 1
+
+    def _write_frames(self, here: slice, after: slice, step: Step) -> None:
+        """The newest frames, and how far back their stacks reach."""
+        if step.obs is not self.shown:  # the first step, or after a reset or a resume
+            known = np.arange(here.start, here.stop)
+            goes_on = frames.equal(self.observations(known), step.obs)
+            frames.check(goes_on | frames.begin(step.obs, self.stack), self.stack)
+            self.age[here] *= goes_on
+            _write(self.obs, here, frames.newest(step.obs))
+        goes_on = frames.follow(step.obs, step.next_obs)
+        frames.check(goes_on | frames.begin(step.next_obs, self.stack), self.stack)
+        self.age[after] = np.where(goes_on, np.minimum(self.age[here] + 1, self.stack.size - 1), 0)
+        _write(self.obs, after, frames.newest(step.next_obs))
+        self.shown = step.next_obs
 
     def _slots(self, time: int) -> slice:
         start = (time % self.ring) * self.num_envs
@@ -182,15 +220,44 @@ class ReplayBuffer(Stateful):
 
     def observations(self, index: Indices) -> ArrayObservation:
         """What was seen before these steps."""
-        return map_observation(lambda x: x.take(index, axis=0), self.obs)
+        if not self.is_stacked:
+            return map_observation(lambda x: x.take(index, axis=0), self.obs)
+        back, age = np.arange(self.stack.size - 1, -1, -1), self.age.take(index)[:, None]
+        rows = (index[:, None] - np.minimum(back, age) * self.num_envs) % self.num_slots
+        missing = np.nonzero(back > age) if self.stack.padding == "zero" else None
+
+        def gather(column: AnyArray) -> AnyArray:
+            stacks: AnyArray = column.take(rows, axis=0)
+            if missing is not None:
+                stacks[missing] = 0
+            return stacks
+
+        return map_observation(gather, self.obs)
 
     def next_observations(self, index: Indices) -> ArrayObservation:
         """What was really seen after these steps, also where an episode ended."""
+        if not self.is_stacked:
+            return self._next_rows(index)
+        stacks, following = self.observations(index), self._next_rows(index)
+
+        def shift(stack: AnyArray, frame: AnyArray) -> AnyArray:
+            stack[:, :-1] = stack[:, 1:]
+            stack[:, -1] = frame
+            return stack
+
+        if isinstance(stacks, dict):
+            assert isinstance(following, dict)
+            return {key: shift(stack, following[key]) for key, stack in stacks.items()}
+        assert not isinstance(following, dict)
+        return shift(stacks, following)
+
+    def _next_rows(self, index: Indices) -> ArrayObservation:
+        """What is stored of the observations (or newest frames) after these steps."""
         following = (index + self.num_envs) % self.num_slots
         final = self.final_row.take(index)
         at_end = np.flatnonzero(final >= 0)
         if not at_end.size:
-            return self.observations(following)
+            return map_observation(lambda x: x.take(following, axis=0), self.obs)
         rows = final[at_end]
 
         def gather(column: AnyArray, finals: AnyArray) -> AnyArray:
@@ -245,13 +312,23 @@ class ReplayBuffer(Stateful):
         """Everything, as stretches in files of their own; those that were saved before are not written again."""
         first, last = self.oldest // self.segment_rows, -(-self.added // self.segment_rows)
         self.segments = {number: segment for number, segment in self.segments.items() if number >= first}
-        return {
+        state = {
             "num_envs": self.num_envs,
             "added": self.added,
             "oldest": self.oldest,
             "next_obs": map_observation(lambda x: x[self._slots(self.added)], self.obs),
             "segments": [self._segment(number) for number in range(first, last)],
         }
+        if self.is_stacked:
+            earlier = self._earlier(self.oldest)
+            state["next_age"] = self.age[self._slots(self.added)]
+            state["earlier"] = map_observation(lambda x: x.take(earlier, axis=0), self.obs)
+        return state
+
+    def _earlier(self, time: int) -> Indices:
+        """The slots of the rows before a time that stacks may reach back to."""
+        times = np.arange(time - self.stack.size + 1, time) % self.ring
+        return (times[:, None] * self.num_envs + np.arange(self.num_envs)).reshape(-1)
 
     def _segment(self, number: int) -> Segment:
         if number in self.segments:
@@ -274,12 +351,13 @@ class ReplayBuffer(Stateful):
         return {name: torch.from_numpy(column) for name, column in columns.items()}
 
     def _columns(self) -> dict[str, AnyArray]:
-        names = ("action", "reward", "terminated", "truncated", "valid")
+        names = ["action", "reward", "terminated", "truncated", "valid", *["age"] * self.is_stacked]
         return {**{name: getattr(self, name) for name in names}, **_named(self.obs, "obs")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave, also from a buffer of another size: the newest rows that fit."""
-        check_keys("the replay", ("num_envs", "added", "oldest", "next_obs", "segments"), state)
+        stacked = ("next_age", "earlier") if self.is_stacked else ()
+        check_keys("the replay", ("num_envs", "added", "oldest", "next_obs", "segments", *stacked), state)
         for name in ("num_envs", "added", "oldest"):
             check_plain(f"the replay's {name}", int, state[name])
         if state["num_envs"] != self.num_envs:
@@ -287,6 +365,8 @@ class ReplayBuffer(Stateful):
         if not isinstance(state["segments"], list) or not all(isinstance(s, Segment) for s in state["segments"]):
             raise CheckpointError("the replay's segments are damaged")
         self._clear(state["added"], state["oldest"])
+        if self.is_stacked:
+            self._load_rows("earlier", self._earlier(state["oldest"]), state["earlier"])
         loaded_to = None
         for segment in state["segments"]:
             try:
@@ -296,13 +376,20 @@ class ReplayBuffer(Stateful):
                 raise CheckpointError(f"{where}{error}") from error
         if (loaded_to or 0) != self.added:
             raise CheckpointError(f"the replay's segments reach to row {loaded_to}, not to {self.added}")
-        head = _named(self.obs, "obs")
-        saved = _named(state["next_obs"], "obs")
-        check_keys("the replay's next observation", head, saved)
-        for name, column in head.items():
-            here = column[self._slots(self.added)]
-            check_tensor(f"the replay's next {name}", torch.from_numpy(here), torch.as_tensor(saved[name]))
-            here[:] = saved[name]
+        after = self._slots(self.added)
+        self._load_rows("next", np.arange(after.start, after.stop), state["next_obs"])
+        if self.is_stacked:
+            check_tensor("the replay's next age", torch.from_numpy(self.age[after]), torch.as_tensor(state["next_age"]))
+            self.age[after] = np.minimum(state["next_age"], self.stack.size - 1)
+
+    def _load_rows(self, which: str, slots: Indices, obs: ArrayObservation) -> None:
+        """Observations that are not part of the segments."""
+        saved, columns = _named(obs, "obs"), _named(self.obs, "obs")
+        check_keys(f"the replay's {which} observations", columns, saved)
+        for name, column in columns.items():
+            like = torch.from_numpy(column[:1]).expand(len(slots), *column.shape[1:])
+            check_tensor(f"the replay's {which} {name}", like, torch.as_tensor(saved[name]))
+            column[slots] = saved[name]
 
     def _clear(self, added: int, oldest: int) -> None:
         if not 0 <= oldest <= added:
@@ -310,7 +397,7 @@ class ReplayBuffer(Stateful):
         self.added, self.begin = added, max(oldest, added - self.num_rows)
         self.final_row[:] = -1
         self.free_finals = list(range(len(_arrays(self.final_obs)[0]) - 1, -1, -1))
-        self.num_invalid, self.segments = 0, {}
+        self.num_invalid, self.segments, self.shown = 0, {}, None
         self.ends = [[] for _ in range(self.num_envs)]
 
     def _load_segment(self, segment: Segment, loaded_to: int | None) -> int:
@@ -338,6 +425,9 @@ class ReplayBuffer(Stateful):
         slots = (times[:, None] * self.num_envs + np.arange(self.num_envs)).reshape(-1)
         for name, column in columns.items():
             column[slots] = saved[name].numpy()[skipped:]
+        if self.is_stacked:
+            np.minimum(self.age, self.stack.size - 1, out=self.age)
+            self._load_older_frames(saved, start, first)
         self._load_ends(saved, finals, start, first)
         valid = saved["valid"].numpy()[skipped:]
         self.num_invalid += int(valid.size - np.count_nonzero(valid))
@@ -348,6 +438,15 @@ class ReplayBuffer(Stateful):
             again = functools.partial(self._stretch, begins, stop)
             self.segments[number] = dataclasses.replace(segment, tensors=again, complete=True)
         return stop
+
+    def _load_older_frames(self, saved: dict[str, Tensor], start: int, first: int) -> None:
+        """From a larger buffer: the frames of rows that do not fit, as far as the stacks of later ones need them."""
+        if first == start:
+            return
+        times = np.arange(max(start, first - self.stack.size + 1), first)
+        slots = ((times % self.ring)[:, None] * self.num_envs + np.arange(self.num_envs)).reshape(-1)
+        for name, column in _named(self.obs, "obs").items():
+            column[slots] = saved[name].numpy()[(times[0] - start) * self.num_envs :][: len(slots)]
 
     def _load_ends(self, saved: dict[str, Tensor], finals: dict[str, AnyArray], start: int, first: int) -> None:
         ended = saved["ended"]
@@ -382,16 +481,15 @@ def _layout(space: spaces.Space[Any]) -> Any:
     return _Layout(tuple(space.shape or ()), np.float32 if np.issubdtype(dtype, np.floating) else dtype)
 
 
-def _action_dtype(space: spaces.Space[Any]) -> Any:
-    return np.float32 if isinstance(space, spaces.Box) else np.int64
+def _frame_layout(layout: _Layout) -> _Layout:
+    return layout._replace(shape=layout.shape[1:])
 
 
-def _parts(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
-    return list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]
+def _action_layout(space: spaces.Space[Any]) -> _Layout:
+    return _Layout(tuple(space.shape or ()), np.float32 if isinstance(space, spaces.Box) else np.int64)
 
 
-def _num_bytes(space: spaces.Space[Any]) -> int:
-    layout = _layout(space)
+def _num_bytes(layout: _Layout) -> int:
     num_bytes: int = math.prod(layout.shape) * np.dtype(layout.dtype).itemsize
     return num_bytes
 

@@ -12,13 +12,14 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rl_training.contracts.errors import ConfigError, EnvError, MissingExtraError, RLTrainingError
+from rl_training.envs.atari import AtariConfig, is_atari, make_game, make_native_games
 from rl_training.envs.masks import ActionMask, CheckedMasks
+from rl_training.envs.vector import AnyVectorEnv
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.envs.wrappers import WrapperConfig, apply_wrappers
 
 Vectorization = Literal["sync", "async", "native"]
 SingleEnv = gym.Env[Any, Any]
-AnyVectorEnv = VectorEnv[Any, Any, Any]
 EnvLike = str | Callable[[], SingleEnv] | SingleEnv | AnyVectorEnv
 """What users may give: an id, a callable that makes an environment, an environment, or a vector environment."""
 
@@ -37,6 +38,7 @@ class EnvSettings(Protocol):
     env_id: str
     env_kwargs: dict[str, Any]
     wrappers: list[WrapperConfig]
+    atari: AtariConfig
     vectorization: Vectorization
     num_envs: int
     env_timeout: float
@@ -49,8 +51,11 @@ def make_env(
     wrappers: list[WrapperConfig] | None = None,
     render_mode: str | None = None,
     action_masks: bool = False,
+    atari: AtariConfig | None = None,
 ) -> SingleEnv:
     """One environment by id, with its registered wrappers, and with its action mask as part of the observation.
+
+    Atari games are played by the protocol that `atari` says, or by the default one.
 
     Example:
         >>> make_env("CartPole-v1").spec.id
@@ -61,6 +66,8 @@ def make_env(
         kwargs["render_mode"] = render_mode
     _register_known(env_id)
     try:
+        if is_atari(env_id, kwargs):
+            return wrap_env(make_game(env_id, atari or AtariConfig(), kwargs), wrappers or [], action_masks)
         return wrap_env(gym.make(env_id, **kwargs), wrappers or [], action_masks)
     except RLTrainingError:
         raise
@@ -109,7 +116,7 @@ def make_vector_env(
         env_id, kwargs, wrappers = env or cfg.env_id, cfg.env_kwargs, cfg.wrappers
 
         def make() -> SingleEnv:
-            return make_env(env_id, kwargs, wrappers, render_mode, cfg.action_masks)
+            return make_env(env_id, kwargs, wrappers, render_mode, cfg.action_masks, cfg.atari)
     else:
         given = env
 
@@ -159,7 +166,12 @@ def _make_native(env_id: str, cfg: EnvSettings, num_envs: int) -> AnyVectorEnv:
         raise ConfigError(
             "wrappers: native vectorization cannot wrap single environments; use vectorization sync or async"
         )
+    atari = is_atari(env_id, cfg.env_kwargs)
+    if atari and cfg.env_kwargs:
+        raise ConfigError(f"env_kwargs: native Atari does not take {', '.join(cfg.env_kwargs)}; use sync or async")
     try:
+        if atari:
+            return make_native_games(env_id, cfg.atari, num_envs)
         return gym.make_vec(
             env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **copy.deepcopy(cfg.env_kwargs)
         )

@@ -11,7 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from rl_training.contracts.arrays import AnyArray
 from rl_training.contracts.errors import EnvError, SpaceError
-from rl_training.envs.factory import AnyVectorEnv
+from rl_training.envs.vector import AnyVectorEnv
 
 GOAL_KEYS = ("achieved_goal", "desired_goal", "observation")
 PROBE_ROWS = 16

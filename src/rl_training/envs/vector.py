@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl_training.contracts.arrays import AnyArray, ArrayObservation, BoolArray, map_observation
 from rl_training.contracts.environment import VectorStep
 from rl_training.contracts.errors import EnvError, RLTrainingError
-from rl_training.envs.factory import AnyVectorEnv
 from rl_training.envs.snapshot import SnapshotError, restore_vector_snapshot, take_vector_snapshot
+
+AnyVectorEnv = VectorEnv[Any, Any, Any]
 
 _NOBODY: npt.NDArray[np.intp] = np.zeros(0, np.intp)
 
@@ -43,6 +44,10 @@ class AutoresetAdapter:
         self.mode = AutoresetMode(mode) if mode is not None else AutoresetMode.NEXT_STEP
         self.resetting: BoolArray = np.zeros(env.num_envs, np.bool_)
         """Next-step mode: environments whose next row is a reset, not a transition."""
+        self.info: Mapping[str, Any] = {}
+        """Infos of the last step, or of a reset of all environments."""
+        self.reset_info: Mapping[str, Any] = {}
+        """Infos of environments that were reset after the last step, if the adapter reset them."""
 
     @property
     def num_envs(self) -> int:
@@ -53,7 +58,7 @@ class AutoresetAdapter:
         """Reset every environment."""
         self.resetting[:] = False
         with _env_errors("reset"):
-            obs, _ = self.env.reset(seed=seed)
+            obs, self.info = self.env.reset(seed=seed)
         return _own(obs)
 
     def step(self, action: AnyArray) -> VectorStep:
@@ -65,6 +70,7 @@ class AutoresetAdapter:
         done = terminated | truncated
         valid = ~self.resetting
         ended = np.flatnonzero(done) if done.any() else _NOBODY
+        reset_info: Mapping[str, Any] = {}
         final_obs: ArrayObservation | None = None
         end_info: Mapping[str, Any] = info
         if len(ended):
@@ -75,11 +81,24 @@ class AutoresetAdapter:
                 final_obs = map_observation(lambda x: x[ended].copy(), obs)
             if self.mode is AutoresetMode.DISABLED:
                 with _env_errors("reset"):
-                    obs = _own(self.env.reset(options={"reset_mask": done})[0])
+                    obs, reset_info = self.env.reset(options={"reset_mask": done})
+                obs = _own(obs)
         if self.mode is AutoresetMode.NEXT_STEP:
             self.resetting[:] = done
+        reward = np.asarray(reward)
+        self.info, self.reset_info = info, reset_info
         return VectorStep(
-            obs, np.asarray(reward), terminated, truncated, valid, ~self.resetting, ended, final_obs, end_info
+            obs=obs,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            valid=valid,
+            acting=~self.resetting,
+            ended=ended,
+            final_obs=final_obs,
+            end_info=end_info,
+            score=reward,
+            finished=ended,
         )
 
     def _same_step_final_obs(

@@ -11,10 +11,12 @@ import gymnasium as gym
 from gymnasium import spaces
 
 from rl_training.contracts.errors import ConfigError
+from rl_training.contracts.spec import FrameStack
 
 WrapperFactory = Callable[..., "gym.Env[Any, Any]"]
 
 _GYMNASIUM = (
+    "AddRenderObservation",
     "ClipAction",
     "ClipReward",
     "DelayObservation",
@@ -89,9 +91,42 @@ def apply_wrappers(env: gym.Env[Any, Any], wrappers: list[WrapperConfig]) -> gym
     return env
 
 
+def stack_of(wrapper: WrapperConfig) -> FrameStack | None:
+    """What a wrapper makes of observations, if it stacks them in a way that replay can undo."""
+    padding = wrapper.kwargs.get("padding_type", "reset")
+    if wrapper.name != "FrameStackObservation" or padding not in ("reset", "zero"):
+        return None
+    return FrameStack(int(wrapper.kwargs["stack_size"]), "first" if padding == "reset" else "zero")
+
+
 def _as_tuples(kwargs: dict[str, Any]) -> dict[str, Any]:
     """YAML has no tuples, and wrappers want them for shapes."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in kwargs.items()}
+
+
+@register_wrapper("ActionRepeat")
+class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
+    """Takes each action several times, or until the episode ends, and gives the sum of the rewards.
+
+    Example:
+        >>> env = ActionRepeat(gym.make("Pendulum-v1"), num_repeats=2)  # episodes of 100 steps instead of 200
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], num_repeats: int) -> None:
+        super().__init__(env)
+        if num_repeats < 1:
+            raise ValueError(f"num_repeats must be at least 1, got {num_repeats}")
+        self.num_repeats = num_repeats
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """See `gymnasium.Env.step`; observation and info are the last ones."""
+        obs, total, terminated, truncated, info = self.env.step(action)
+        for _ in range(self.num_repeats - 1):
+            if terminated or truncated:
+                break
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            total = float(total) + float(reward)
+        return obs, float(total), terminated, truncated, info
 
 
 _VELOCITIES = {

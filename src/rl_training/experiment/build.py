@@ -18,7 +18,7 @@ from rl_training.algorithms.registry import check_action_space, get_spec
 from rl_training.contracts.algorithm import Algorithm
 from rl_training.contracts.errors import ConfigError, EnvError
 from rl_training.contracts.random import random_stream
-from rl_training.contracts.spec import ACTION_MASK, EnvSpec, OffPolicyConfig, OnPolicyConfig, Regime
+from rl_training.contracts.spec import ACTION_MASK, EnvSpec, FrameStack, OffPolicyConfig, OnPolicyConfig, Regime
 from rl_training.data.hindsight import Hindsight
 from rl_training.data.normalize import ObservationNormalizer, RewardNormalizer
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -32,13 +32,16 @@ from rl_training.data.samplers import (
     UniformIndexer,
 )
 from rl_training.envs.actions import ActionMap
-from rl_training.envs.factory import AnyVectorEnv, EnvLike, copy_env, make_env, make_vector_env, wrap_env
+from rl_training.envs.atari import AtariAdapter, is_atari
+from rl_training.envs.factory import EnvLike, copy_env, make_env, make_vector_env, wrap_env
 from rl_training.envs.goals import check_goal_space, goal_functions
 from rl_training.envs.masks import check_mask_space
-from rl_training.envs.vector import AutoresetAdapter
+from rl_training.envs.vector import AnyVectorEnv, AutoresetAdapter
+from rl_training.envs.wrappers import stack_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.replay import read_replay
 from rl_training.experiment.video import recording_env
+from rl_training.policies.encoders import has_images
 from rl_training.policies.exploration import RandomPolicy
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluator
@@ -47,6 +50,7 @@ from rl_training.runtime.on_policy import OnPolicyTrainer
 from rl_training.runtime.trainer import Trainer
 
 MAX_EVAL_ENVS = 8
+MAX_THREADS = 8
 EXACT, EPISODE_BOUNDARY, LEARNER_ONLY = "exact", "episode-boundary", "learner-only"
 
 
@@ -101,8 +105,15 @@ class Experiment:
             self._evaluator.close()
 
     def _make_evaluator(self, env: AutoresetAdapter) -> Evaluator:
-        normalizer = self.trainer.collector.obs_normalizer
-        return Evaluator(env, self.actions, device=self.device, obs_normalizer=normalizer)
+        epsilon = self.config.eval_epsilon
+        return Evaluator(
+            env,
+            self.actions,
+            device=self.device,
+            obs_normalizer=self.trainer.collector.obs_normalizer,
+            random_policy=RandomPolicy(self.spec) if epsilon > 0 else None,
+            epsilon=epsilon,
+        )
 
     def _make_eval_env(self) -> AnyVectorEnv:
         given = self.eval_env if self.eval_env is not None else self.env
@@ -120,7 +131,8 @@ class Experiment:
         chosen = self.eval_env if self.eval_env is not None else self.env
         if chosen is None:
             config = self.config
-            return make_env(config.env_id, config.env_kwargs, config.wrappers, render_mode, config.action_masks)
+            kwargs, wrappers, masks = config.env_kwargs, config.wrappers, config.action_masks
+            return make_env(config.env_id, kwargs, wrappers, render_mode, masks, config.atari)
         given = copy_env(chosen)
         if isinstance(given, VectorEnv):
             raise EnvError("a vector environment cannot be rendered; give a single one with eval_env=...")
@@ -139,16 +151,24 @@ def build_experiment(config: TrainConfig, env: EnvLike | None = None, eval_env: 
     device = resolve_device(config.device)
     vector = make_vector_env(config, env=env, autoreset_mode=AutoresetMode.DISABLED)
     try:
-        spec = EnvSpec(vector.single_observation_space, vector.single_action_space, config.env_id, config.action_masks)
+        spec = EnvSpec(
+            vector.single_observation_space,
+            vector.single_action_space,
+            config.env_id,
+            config.action_masks,
+            _frame_stack(config, env),
+        )
         check_action_space(algorithm_spec, spec)
         if config.action_masks:
             check_mask_space(spec.observation_space, spec.action_space)
+        if config.num_threads is None:
+            config = config.replace(num_threads=_default_threads(spec))
         rng = random_stream(config.seed, "algorithm")
         with using_threads(config.num_threads):
             algorithm = algorithm_spec.algorithm(config.algorithm, spec, device, rng)
         actions = ActionMap(spec.action_space, algorithm.policy.box_actions)
         collector = Collector(
-            AutoresetAdapter(vector),
+            _learning_adapter(config, vector, env),
             actions,
             policy_rng=random_stream(config.seed, "policy"),
             env_rng=random_stream(config.seed, "environment"),
@@ -164,17 +184,42 @@ def build_experiment(config: TrainConfig, env: EnvLike | None = None, eval_env: 
     return Experiment(config, spec, trainer, actions, device, env, eval_env)
 
 
+def _learning_adapter(config: TrainConfig, vector: AnyVectorEnv, given: EnvLike | None) -> AutoresetAdapter:
+    """Environments to learn in. Evaluation and videos have plain adapters: whole episodes and true rewards."""
+    if given is None and is_atari(config.env_id, config.env_kwargs):
+        return AtariAdapter(vector, config.atari)
+    return AutoresetAdapter(vector)
+
+
+def _frame_stack(config: TrainConfig, given: EnvLike | None) -> FrameStack | None:
+    """How observations repeat themselves, where the settings say so."""
+    hindsight = isinstance(config.algorithm, OffPolicyConfig) and config.algorithm.her
+    if config.action_masks or hindsight:  # masks and goals belong to a row by itself
+        return None
+    if config.wrappers:
+        return stack_of(config.wrappers[-1])
+    if given is None and is_atari(config.env_id, config.env_kwargs):
+        return FrameStack(config.atari.frame_stack)
+    return None
+
+
 @contextmanager
-def using_threads(num_threads: int) -> Iterator[None]:
+def using_threads(num_threads: int | None) -> Iterator[None]:
     """Threads that torch uses inside one operation, as the config says; the caller's number is put back afterwards."""
     before = torch.get_num_threads()
-    if before != num_threads:
-        torch.set_num_threads(num_threads)
+    wanted = num_threads or before
+    if before != wanted:
+        torch.set_num_threads(wanted)
     try:
         yield
     finally:
-        if before != num_threads:
+        if before != wanted:
             torch.set_num_threads(before)
+
+
+def _default_threads(spec: EnvSpec) -> int:
+    """Convolutions gain from threads; small networks lose. Torch's own number heeds OMP_NUM_THREADS."""
+    return min(torch.get_num_threads(), MAX_THREADS) if has_images(spec.observation_space) else 1
 
 
 def _fit(config: TrainConfig, env: EnvLike | None) -> TrainConfig:
@@ -183,6 +228,8 @@ def _fit(config: TrainConfig, env: EnvLike | None) -> TrainConfig:
         raise ConfigError(
             "wrappers: a vector environment was given, and wrappers are for single ones; wrap it yourself"
         )
+    if env is not None and is_atari(config.env_id, config.env_kwargs):  # a ready one: no defaults of ours
+        config = config.replace(vectorization="sync")
     if env is not None and not isinstance(env, VectorEnv) and config.vectorization == "native":
         raise ConfigError("vectorization: native needs an environment id or a ready vector environment")
     if isinstance(env, (gym.Env, VectorEnv)):

@@ -13,6 +13,7 @@ from rl_training.algorithms.registry import get_spec
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
 from rl_training.contracts.spec import AlgorithmConfig
+from rl_training.envs.atari import AtariConfig, is_atari
 from rl_training.envs.factory import Vectorization, module_of
 from rl_training.envs.wrappers import WrapperConfig, wrapper_problem
 from rl_training.experiment.schema import INVALID, build, convert_fields, to_plain, valid_part
@@ -36,8 +37,11 @@ class TrainConfig:
     num_envs: int = setting(None, "Environments stepped together; by default what suits the algorithm.", ge=1)
     output_dir: Path = setting(Path("runs"), "Directory in which the run directory is made.")
     device: str = setting("auto", "Torch device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps.")
-    num_threads: int = setting(
-        1, "Threads torch may use inside one operation; one is fastest for small networks.", ge=1
+    num_threads: int | None = setting(
+        None,
+        "Threads torch may use inside one operation; by default one, the fastest for small networks, or as many as "
+        "torch would take (at most 8) where observations have images.",
+        ge=1,
     )
 
     init_from: Path | None = setting(None, "Checkpoint or run whose weights (and normalisation) a new run starts from.")
@@ -45,8 +49,11 @@ class TrainConfig:
     env_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of the environment.")
     wrappers: list[WrapperConfig] = setting(factory=list, help="Registered wrappers, innermost first.")
     vectorization: Vectorization = setting(
-        "sync", "sync (one process), async (a process each), native (the environment's own)."
+        None,
+        "sync (one process), async (a process each), native (the environment's own); by default native for Atari games "
+        "without wrappers, and sync for others.",
     )
+    atari: AtariConfig = setting(factory=AtariConfig, help="Atari.")
     env_timeout: float = setting(300.0, "Seconds that an environment's process may take for one step or reset.", gt=0)
     action_masks: bool = setting(
         False, "Never take actions that obs['action_mask'] or info['action_mask'] marks as invalid."
@@ -58,6 +65,7 @@ class TrainConfig:
     eval_every: int = setting(25_000, "Environment steps between evaluations; 0 for none.", ge=0)
     eval_episodes: int = setting(10, "Episodes per evaluation during training.", ge=1)
     eval_deterministic: bool = setting(True, "Evaluate the likeliest action instead of sampling.")
+    eval_epsilon: float = setting(0.0, "Probability of a random action instead, in evaluations.", ge=0, le=1)
     checkpoint_every: int = setting(25_000, "Environment steps between checkpoints; 0 for only the last.", ge=0)
     checkpoint_keep: int = setting(3, "How many of the newest checkpoints are kept.", ge=1)
     checkpoint_best: bool = setting(True, "Keep the checkpoint with the best evaluation apart, in checkpoints/best.")
@@ -89,6 +97,10 @@ class TrainConfig:
                 problems += [f"{source('algo')} > {text}" for text in error.problems]
         if self.num_envs is None:
             self.num_envs = spec.default_num_envs if spec else 1
+        if self.vectorization is None:
+            known = isinstance(self.env_id, str) and isinstance(self.env_kwargs, dict)
+            native = known and is_atari(self.env_id, self.env_kwargs) and not self.wrappers and not self.env_kwargs
+            self.vectorization = "native" if native else "sync"
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name == "algorithm" or value is dataclasses.MISSING:

@@ -1,8 +1,12 @@
-"""Presets: settings that are known to work, found by algorithm and environment, or by their name."""
+"""Presets: settings that are known to work, found by algorithm and environment, or by their name.
+
+A preset may be for a whole family of environments: `ALE/*` is for every Atari game that has no preset of its own.
+"""
 
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,8 +36,13 @@ class Preset:
 
     @property
     def env_id(self) -> str:
-        """The environment it is for."""
+        """The environment it is for; a family of them if it has a `*`."""
         return str(self.data["env_id"])
+
+    @property
+    def is_family(self) -> bool:
+        """Whether it is for many environments, so that one of them has to be named."""
+        return "*" in self.env_id
 
     @property
     def env_kwargs(self) -> dict[str, Any]:
@@ -46,8 +55,9 @@ class Preset:
         return int(self.data.get("total_timesteps", TrainConfig.total_timesteps))
 
     def layer(self) -> Layer:
-        """The preset as a layer of a config."""
-        return Layer(self.data, f"preset {self.name}", trusted=False)
+        """The preset as a layer of a config; one for a family leaves the environment open."""
+        data = {key: value for key, value in self.data.items() if key != "env_id" or not self.is_family}
+        return Layer(data, f"preset {self.name}", trusted=False)
 
 
 @functools.cache
@@ -73,11 +83,11 @@ def _check(preset: Preset) -> None:
 
 
 def find_preset(algo: str, env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Preset | None:
-    """The preset for an algorithm on an environment with these arguments, or None."""
-    for preset in presets().values():
-        if (preset.algo, preset.env_id, preset.env_kwargs) == (algo, env_id, dict(env_kwargs or {})):
-            return preset
-    return None
+    """The preset for an algorithm on an environment with these arguments, or on its family, or None."""
+    known = [preset for preset in presets().values() if (preset.algo, preset.env_kwargs) == (algo, env_kwargs or {})]
+    own = (preset for preset in known if preset.env_id == env_id)
+    family = (preset for preset in known if preset.is_family and fnmatch.fnmatchcase(env_id, preset.env_id))
+    return next(own, None) or next(family, None)
 
 
 def get_preset(name: str) -> Preset:

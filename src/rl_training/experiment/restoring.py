@@ -19,8 +19,8 @@ from rl_training.experiment.metadata import collect_metadata
 
 MAY_CHANGE = frozenset(
     {"total_timesteps", "output_dir", "device", "num_threads", "env_timeout", "max_seconds", "stop_reward"}
-    | {"stop_patience", "eval_every", "eval_episodes", "eval_deterministic", "checkpoint_every", "checkpoint_keep"}
-    | {"checkpoint_best", "video_every", "log_every", "tensorboard", "wandb", "init_from"}
+    | {"stop_patience", "eval_every", "eval_episodes", "eval_deterministic", "eval_epsilon", "checkpoint_every"}
+    | {"checkpoint_keep", "checkpoint_best", "video_every", "log_every", "tensorboard", "wandb", "init_from"}
 )
 """Settings that a resumed run may have otherwise than before."""
 

@@ -6,6 +6,7 @@ flat, [B, A]; a policy's `act` gives them the shape of the action space.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,7 +23,7 @@ from rl_training.contracts.settings import documented, setting
 from rl_training.contracts.spec import BoxActions, EnvSpec
 from rl_training.functional.policies import squashed_log_prob
 from rl_training.policies.distributions import normal_noise
-from rl_training.policies.encoders import encoder_problem, make_encoder
+from rl_training.policies.encoders import Encoder, encoder_problem, make_encoder
 from rl_training.policies.ensemble import EnsembleCritic
 from rl_training.policies.exploration import NoiseConfig, gaussian_noise, ou_noise
 from rl_training.policies.networks import Activation, make_mlp
@@ -54,11 +55,16 @@ def num_actions(spec: EnvSpec) -> int:
 
 
 class Trunk(nn.Module):
-    """Encoder, hidden layers and one linear layer: the raw outputs of an actor."""
+    """Encoder, hidden layers and one linear layer: the raw outputs of an actor.
 
-    def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig, num_outputs: int) -> None:
+    The encoder is the one that `network` names, unless another is given.
+    """
+
+    def __init__(
+        self, spec: EnvSpec, network: OffPolicyNetworkConfig, num_outputs: int, encoder: Encoder | None = None
+    ) -> None:
         super().__init__()
-        self.encoder = make_encoder(network.encoder, spec.observation_space)
+        self.encoder = make_encoder(network.encoder, spec.observation_space) if encoder is None else encoder
         self.hidden, width = make_mlp(self.encoder.num_features, network.actor_sizes, network.activation)
         self.head = nn.Linear(width, num_outputs)
 
@@ -71,9 +77,9 @@ class Trunk(nn.Module):
 class DeterministicActor(nn.Module):
     """One action for each observation."""
 
-    def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig) -> None:
+    def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig, encoder: Encoder | None = None) -> None:
         super().__init__()
-        self.trunk = Trunk(spec, network, num_actions(spec))
+        self.trunk = Trunk(spec, network, num_actions(spec), encoder)
 
     def forward(self, obs: Observation) -> Tensor:
         """Actions [B, A] in [-1, 1]."""
@@ -84,9 +90,9 @@ class DeterministicActor(nn.Module):
 class SquashedGaussianActor(nn.Module):
     """A normal distribution for each observation, squashed to [-1, 1] by tanh."""
 
-    def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig) -> None:
+    def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig, encoder: Encoder | None = None) -> None:
         super().__init__()
-        self.trunk = Trunk(spec, network, 2 * num_actions(spec))  # both heads in one product
+        self.trunk = Trunk(spec, network, 2 * num_actions(spec), encoder)  # both heads in one product
 
     def forward(self, obs: Observation) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation [B, A] before squashing."""
@@ -108,7 +114,8 @@ class SquashedGaussianActor(nn.Module):
 class ContinuousPolicy(nn.Module):
     """An actor, its critics, and the noise that exploration adds. Base of the two policies below.
 
-    The state that `act` passes on is the noise [N, A] where that is correlated over time, else None.
+    `own_encoder` makes the encoders of the actor and of the critics, where they are not what `network` names. The
+    state that `act` passes on is the noise [N, A] where that is correlated over time, else None.
     """
 
     actor: nn.Module
@@ -116,14 +123,21 @@ class ContinuousPolicy(nn.Module):
     noise_std: Tensor
     box_actions: BoxActions = "rescale"
 
-    def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig, num_critics: int, noise: NoiseConfig) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        network: OffPolicyNetworkConfig,
+        num_critics: int,
+        noise: NoiseConfig,
+        own_encoder: Callable[[], Encoder | None] = lambda: None,
+    ) -> None:
         super().__init__()
         self.action_shape = tuple(spec.action_space.shape or ())
         self.num_actions = num_actions(spec)
         self.noise = noise
         self.register_buffer("noise_std", torch.tensor(value_of(noise.std, 0.0), dtype=torch.float32))
-        self.actor = self.actor_class(spec, network)
-        self.critic = EnsembleCritic(spec, network, num_critics)
+        self.actor = self.actor_class(spec, network, own_encoder())
+        self.critic = EnsembleCritic(spec, network, num_critics, own_encoder())
 
     def mode(self, obs: Observation) -> Tensor:
         """The actions [B, A] without any randomness."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rl_training.contracts.batches import Observation
 from rl_training.contracts.spec import EnvSpec
-from rl_training.policies.encoders import make_encoder
+from rl_training.policies.encoders import Encoder, make_encoder
 from rl_training.policies.networks import ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -28,6 +28,12 @@ class EnsembleLinear(nn.Module):
         bound = 1.0 / math.sqrt(num_inputs)
         self.weight = nn.Parameter(torch.empty(num_members, num_inputs, num_outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(num_members, 1, num_outputs).uniform_(-bound, bound))
+
+    def orthogonal_(self, gain: float = 1.0) -> None:
+        """Orthogonal weights in each member, and zero biases."""
+        for weight in self.weight.data:
+            nn.init.orthogonal_(weight, gain)
+        nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor, members: slice | None = None) -> Tensor:
         """From [E, B, inputs] to [E, B, outputs]; with `members`, E is the number of those chosen."""
@@ -64,11 +70,16 @@ class EnsembleMLP(nn.Module):
 
 
 class EnsembleCritic(nn.Module):
-    """E action-value functions of observations and real-valued actions; the encoder of observations is shared."""
+    """E action-value functions of observations and real-valued actions; the encoder of observations is shared.
 
-    def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig, num_critics: int) -> None:
+    The encoder is the one that `network` names, unless another is given.
+    """
+
+    def __init__(
+        self, spec: EnvSpec, network: OffPolicyNetworkConfig, num_critics: int, encoder: Encoder | None = None
+    ) -> None:
         super().__init__()
-        self.encoder = make_encoder(network.encoder, spec.observation_space)
+        self.encoder = make_encoder(network.encoder, spec.observation_space) if encoder is None else encoder
         num_inputs = self.encoder.num_features + int(np.prod(spec.action_space.shape or ()))
         self.members = EnsembleMLP(num_critics, num_inputs, network.critic_sizes, 1, network.activation)
 

@@ -17,7 +17,8 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 class Target(Stateful, Generic[ModuleT]):
     """A frozen copy of a module whose parameters a store owns. `module` is the copy, for forward passes.
 
-    Its parameters are views into one flat tensor, so following is a single call whatever the number of layers.
+    Its parameters are views into one flat tensor, so following is a single call whatever the number of layers. The
+    store may own more than this module, whose parameters then lie one after the other in it.
 
     Example:
         >>> from rl_training.policies.parameters import OptimizerConfig
@@ -29,17 +30,20 @@ class Target(Stateful, Generic[ModuleT]):
     transient: ClassVar[tuple[str, ...]] = ("flat", "source", "followed")
 
     def __init__(self, module: ModuleT, store: ParameterStore) -> None:
-        trainable = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-        if trainable != set(store.slices):
+        trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        spans = {id(p): span for p, (span, _) in zip(store.parameters, store.slices.values(), strict=True)}
+        if not trainable or any(id(p) not in spans for p in trainable.values()):
             raise ValueError("the store was built over another module than the one to copy")
         self.module: ModuleT = copy.deepcopy(module).eval().requires_grad_(False)
-        self.source = store.flat.detach()
+        first = min(spans[id(p)].start for p in trainable.values())
+        self.source = store.flat.detach()[first : max(spans[id(p)].stop for p in trainable.values())]
         self.flat = self.source.clone()
-        parameters = dict(self.module.named_parameters())
-        for name, (span, shape) in store.slices.items():
-            parameters[name].data = self.flat[span].view(shape)
+        copies = dict(self.module.named_parameters())
+        for name, p in trainable.items():
+            start = spans[id(p)].start - first
+            copies[name].data = self.flat[start : start + p.numel()].view(p.shape)
         # what else is saved: buffers, and parameters that were frozen already
-        self.others = [name for name in self.module.state_dict() if name not in store.slices]
+        self.others = [name for name in self.module.state_dict() if name not in trainable]
         self.followed = module
 
     @torch.no_grad()

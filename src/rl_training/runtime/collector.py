@@ -73,14 +73,14 @@ class EpisodeStatistics(Stateful):
         self.running_length[:] = 0
 
     def add(self, step: VectorStep) -> list[Episode]:
-        """Take in one step; the episodes that ended in it, in the order of `step.ended`."""
-        self.running_return[step.valid] += step.reward[step.valid]
+        """Take in one step; the episodes that ended in it, in the order of `step.finished`."""
+        self.running_return[step.valid] += step.score[step.valid]
         self.running_length[step.valid] += 1
-        if not len(step.ended):
+        if not len(step.finished):
             return []
         episodes = [
             Episode(float(self.running_return[env]), int(self.running_length[env]), _success(step.end_info, env))
-            for env in step.ended
+            for env in step.finished
         ]
         for episode in episodes:
             self.returns.append(episode.total)
@@ -88,8 +88,8 @@ class EpisodeStatistics(Stateful):
             if episode.success is not None:
                 self.successes.append(episode.success)
         self.num_episodes += len(episodes)
-        self.running_return[step.ended] = 0
-        self.running_length[step.ended] = 0
+        self.running_return[step.finished] = 0
+        self.running_length[step.finished] = 0
         return episodes
 
     def metrics(self) -> dict[str, float]:

@@ -20,6 +20,9 @@ class Evaluator:
 
     Every environment plays a fixed share of the episodes, so that short episodes are not counted more often than long
     ones (https://github.com/DLR-RM/stable-baselines3/issues/402). Equal seeds give equal episodes.
+
+    With probability `epsilon` an action is the random policy's instead: without it a deterministic policy may go round
+    in circles for ever in a game that is deterministic as well.
     """
 
     def __init__(
@@ -29,11 +32,14 @@ class Evaluator:
         *,
         device: torch.device | None = None,
         obs_normalizer: ObservationNormalizer | None = None,
+        random_policy: Policy | None = None,
+        epsilon: float = 0.0,
     ) -> None:
         self.env = env
         self.actions = actions
         self.device = device or torch.device("cpu")
         self.obs_normalizer = obs_normalizer
+        self.random_policy, self.epsilon = random_policy, epsilon
 
     def evaluate(
         self, policy: Policy, num_episodes: int = 10, *, deterministic: bool = True, seed: int = 0
@@ -47,16 +53,21 @@ class Evaluator:
         obs = self.env.reset(seed=draw_seed(rng))
         state, episode_start = None, np.ones(num_envs, np.bool_)
         while quota.any():
+            tensors = to_tensors(self._policy_obs(obs), self.device)
             out = policy.act(
-                to_tensors(self._policy_obs(obs), self.device),
+                tensors,
                 deterministic=deterministic,
                 state=state,
                 episode_start=torch.from_numpy(episode_start),
                 rng=rng,
             )
-            step = self.env.step(self.actions.to_env(out.action.cpu().numpy()))
+            action = out.action.cpu().numpy()
+            if self.random_policy is not None:
+                chosen = rng.random(num_envs) < self.epsilon
+                action[chosen] = self.random_policy.act(tensors, rng=rng).action.cpu().numpy()[chosen]
+            step = self.env.step(self.actions.to_env(action))
             check_step(step, "in an evaluation")
-            for env, episode in zip(step.ended, statistics.add(step), strict=True):
+            for env, episode in zip(step.finished, statistics.add(step), strict=True):
                 if quota[env] > 0:
                     quota[env] -= 1
                     episodes.append(episode)

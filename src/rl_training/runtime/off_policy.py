@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from rl_training.contracts.algorithm import Algorithm, Policy
 from rl_training.contracts.spec import OffPolicyConfig
 from rl_training.contracts.state import Stateful, check_keys
-from rl_training.data.replay_buffer import OtherNumberOfEnvsError
+from rl_training.data.replay_buffer import OtherNumberOfEnvsError, ReplayBuffer
 from rl_training.data.samplers import Sampler
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.guards import check_update
@@ -112,8 +112,19 @@ class OffPolicyTrainer(Trainer):
         if sampler is None or not self._load_replay(sampler):
             self.workload.start = self.env_steps + self.settings.learning_starts
             self.workload.updates_before = self.updates
+            self._leave_episodes()
         if self.collector.obs is None and self.sampler.ready:  # new episodes begin, and those in the replay end here
             self.sampler.buffer.close_episodes()
+
+    def replace_replay(self, buffer: ReplayBuffer) -> None:
+        """Go on with another replay."""
+        self.sampler.replace(buffer)
+        self._leave_episodes()
+
+    def _leave_episodes(self) -> None:
+        """Begin new episodes if the replay cannot take up those in flight: it rebuilds stacks from what it has seen."""
+        if self.sampler.buffer.is_stacked:
+            self.collector.obs = None
 
     def _load_replay(self, state: dict[str, Any]) -> bool:
         """Whether the saved replay is of use: in environments that were given there may be another number of them."""

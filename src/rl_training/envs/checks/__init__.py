@@ -26,7 +26,8 @@ from gymnasium.vector import VectorEnv
 from rl_training.envs.checks.findings import CannotGoOn, Finding, Report, error_text, format_findings
 from rl_training.envs.checks.single import check_single
 from rl_training.envs.checks.vector import check_vector
-from rl_training.envs.factory import AnyVectorEnv, EnvLike, SingleEnv, make_env
+from rl_training.envs.factory import EnvLike, SingleEnv, make_env
+from rl_training.envs.vector import AnyVectorEnv
 
 __all__ = ["Finding", "check_env", "format_findings"]
 

@@ -12,7 +12,8 @@ from gymnasium import spaces
 
 from rl_training.envs.checks.findings import Report, error_text
 from rl_training.envs.checks.observations import check_observation
-from rl_training.envs.factory import AnyVectorEnv, SingleEnv
+from rl_training.envs.factory import SingleEnv
+from rl_training.envs.vector import AnyVectorEnv
 
 COMPARED_STEPS = 200
 """Steps of two equally seeded trajectories that are compared."""

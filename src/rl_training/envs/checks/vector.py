@@ -18,7 +18,7 @@ from rl_training.envs.checks.playing import (
     digest,
     random_actions,
 )
-from rl_training.envs.factory import AnyVectorEnv
+from rl_training.envs.vector import AnyVectorEnv
 
 
 def check_vector(env: AnyVectorEnv, report: Report, num_steps: int, seed: int) -> None:

@@ -1,0 +1,135 @@
+"""DrQ-v2: continuous control from pixels (Yarats et al. 2021, arXiv:2107.09645)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rl_training.algorithms.off_policy_actor_critic import OffPolicyActorCriticAlgorithm, OffPolicyActorCriticConfig
+from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
+from rl_training.contracts.errors import SpaceError
+from rl_training.contracts.schedule import Linear, ScheduleOrFloat, value_of
+from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
+from rl_training.functional.augment import shift_images
+from rl_training.functional.ensembles import pessimistic_target
+from rl_training.functional.policies import smoothed_action
+from rl_training.policies.encoders import has_images, image_layout, is_image
+from rl_training.policies.exploration import NoiseConfig
+from rl_training.policies.pixels import PixelNetworkConfig, PixelPolicy
+
+
+def _fading_noise() -> NoiseConfig:
+    return NoiseConfig(std=Linear(1.0, 0.1, until=0.3))
+
+
+@documented
+@dataclass
+class DrQv2Config(OffPolicyActorCriticConfig):
+    """Settings of DrQ-v2. The defaults are the paper's, for tasks of medium difficulty and an action repeat of 2."""
+
+    learning_starts: int = setting(2_000, "Environment steps before the first gradient step.", ge=0)
+    updates_per_step: float = setting(
+        0.5, "Gradient steps per environment step, whatever the number of environments (0.25, 1, 20).", ge=0
+    )
+    n_step: int = setting(3, "Rewards that are summed before the bootstrap.", ge=1)
+    learning_rate: ScheduleOrFloat = setting(1e-4, "Learning rate of the actor, a number or a schedule.", ge=0)
+    tau: float = setting(0.01, "Share of the new weights in each update of the target networks.", ge=0, le=1)
+    shift: int = setting(4, "Largest random shift of images in each direction, in pixels (4 is for 84 x 84).", ge=0)
+    noise_clip: float = setting(0.3, "Largest noise on an action inside of updates; its deviation is noise.std.", ge=0)
+    network: PixelNetworkConfig = setting(factory=PixelNetworkConfig, help="Networks.")
+    noise: NoiseConfig = setting(factory=_fading_noise, help="Noise added to actions while exploring.")
+
+
+class DrQv2Algorithm(OffPolicyActorCriticAlgorithm[DrQv2Config]):
+    """DDPG with two critics on randomly shifted images, whose encoder learns from the critics' loss alone."""
+
+    policy: PixelPolicy
+    policy_class = PixelPolicy
+
+    def __init__(self, config: DrQv2Config, spec: EnvSpec, device: torch.device, rng: np.random.Generator) -> None:
+        space = spec.observation_space
+        if not has_images(space):
+            raise SpaceError(
+                f"DrQv2 learns from images, a Box of uint8 with 3 or 4 dimensions or a Dict with one; got {space} from "
+                f"'{spec.env_id}'. For such observations use TD3 or SAC; to learn from what the environment renders, "
+                "add the wrapper AddRenderObservation."
+            )
+        super().__init__(config, spec, device, rng)
+        parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+        images = {key: image_layout(part) for key, part in parts.items() if is_image(part)}
+        self.image_dims = {key: (layout.order[-2], layout.order[-1]) for key, layout in images.items()}
+
+    def critic_parts(self) -> nn.Module:
+        """See `OffPolicyActorCriticAlgorithm.critic_parts`: the encoder too. It has no slow copy in the target."""
+        return nn.ModuleDict({"encoder": self.policy.encoder, "critic": self.policy.critic})
+
+    def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
+        """One gradient step of the encoder and the critics, one of the actor."""
+        config = self.config
+        actor_rate, critic_rate = self.learning_rates(progress)
+        std = value_of(config.noise.std, progress.fraction)
+        self.policy.train()
+
+        features = self.policy.encoder(self.shifted(batch.obs))
+        with torch.no_grad():
+            next_features = self.policy.encoder(self.shifted(batch.next_obs))
+            next_action = self.sample(next_features, std * self.draw_noise(batch))
+            next_q = self.critic_target.module(next_features, next_action)
+            q_target = pessimistic_target(batch.reward, batch.discount, next_q)
+        critic = self.critic_step(batch._replace(obs=features), q_target, critic_rate)
+
+        features = features.detach()  # the actor does not train the encoder
+        action = self.sample(features, std * self.draw_noise(batch))
+        policy_loss = -self.policy.critic(features, action).amin(0).mean()
+        self.actor_store.step(policy_loss, learning_rate=actor_rate, max_grad_norm=config.max_grad_norm)
+
+        self.update_targets(config.tau)
+        self.policy.eval()
+        return UpdateResult(
+            metrics={
+                "loss/critic": critic.loss,
+                "loss/policy": policy_loss.detach(),
+                "value/q_mean": critic.q_mean,
+                "train/learning_rate": actor_rate,
+                "train/gradient_norm": critic.gradient_norm,
+            },
+            priorities=critic.priorities,
+        )
+
+    def sample(self, features: Tensor, noise: Tensor) -> Tensor:
+        """The actor's actions [B, A] with clipped noise. The gradient is that of the action without noise and bounds.
+
+        So an action that the noise has pushed to a bound still learns which way to go.
+        """
+        mean: Tensor = self.policy.actor(features)
+        return mean + (smoothed_action(mean, noise, self.config.noise_clip) - mean).detach()
+
+    def shifted(self, obs: Observation) -> Observation:
+        """Observations whose images are shifted at random, each by its own amount; other entries are left alone."""
+        if isinstance(obs, dict):
+            return {key: self._shift(key, part) for key, part in obs.items()}
+        return self._shift("", obs)
+
+    def _shift(self, key: str, images: Tensor) -> Tensor:
+        if key not in self.image_dims:
+            return images
+        largest = self.config.shift
+        offsets = self.rng.integers(-largest, largest, size=(images.shape[0], 2), endpoint=True)
+        return shift_images(images, torch.from_numpy(offsets).to(images.device), self.image_dims[key])
+
+
+SPEC = AlgorithmSpec(
+    name="drqv2",
+    title="DrQv2",
+    config=DrQv2Config,
+    algorithm=DrQv2Algorithm,
+    regimes=(Regime.OFF_POLICY,),
+    action_spaces=(spaces.Box,),
+    paper="Yarats et al. 2021, Mastering Visual Continuous Control: Improved Data-Augmented RL, arXiv:2107.09645",
+    needs_images=True,
+)

@@ -1,0 +1,50 @@
+"""Stacks of frames: what replay must know of them to store each frame once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rl_training.contracts.arrays import AnyArray, ArrayObservation, BoolArray, map_observation
+from rl_training.contracts.errors import DataError
+from rl_training.contracts.spec import FrameStack
+
+
+def newest(stacks: ArrayObservation) -> ArrayObservation:
+    """The newest frames [N, ...] of stacks [N, K, ...]."""
+    return map_observation(lambda x: x[:, -1], stacks)
+
+
+def follow(stacks: ArrayObservation, later: ArrayObservation) -> BoolArray:
+    """Which of `later` [N] are the stacks one frame later."""
+    return equal(map_observation(lambda x: x[:, 1:], stacks), map_observation(lambda x: x[:, :-1], later))
+
+
+def begin(stacks: ArrayObservation, stack: FrameStack) -> BoolArray:
+    """Which stacks [N] hold a single frame: the first of an episode."""
+    older = map_observation(lambda x: x[:, :-1], stacks)
+    if stack.padding == "zero":
+        return equal(older, map_observation(np.zeros_like, older))
+    return equal(older, map_observation(lambda x: np.broadcast_to(x[:, -1:], x[:, :-1].shape), stacks))
+
+
+def check(found: BoolArray, stack: FrameStack) -> None:
+    """Refuse observations that are not what they were said to be."""
+    if not found.all():
+        raise DataError(
+            f"observations were said to be stacks of the last {stack.size} frames, but environment "
+            f"{int(np.flatnonzero(~found)[0])} gave one that neither follows the one before it nor begins an episode"
+        )
+
+
+def equal(a: ArrayObservation, b: ArrayObservation) -> BoolArray:
+    """Rows [N] that are equal in all parts."""
+    if isinstance(a, dict):
+        assert isinstance(b, dict)
+        found: BoolArray = np.logical_and.reduce([_rows_equal(a[key], b[key]) for key in a])
+        return found
+    assert not isinstance(b, dict)
+    return _rows_equal(a, b)
+
+
+def _rows_equal(a: AnyArray, b: AnyArray) -> BoolArray:
+    return np.array([np.array_equal(x, y) for x, y in zip(a, b, strict=True)], np.bool_)

@@ -1,0 +1,283 @@
+"""Atari 2600 games: one protocol, played by ale-py's native vector environment or by a single one in Python.
+
+The protocol is that of Mnih et al. (2015): every action is repeated for some frames, the last two of which are pooled
+(sprites flicker), the screen becomes a small grey image, and the last few of these are stacked. `AtariGame` does this
+in Python for one game: it can be filmed, and its state can be taken and restored. The native vector environment does it
+in C++ for many games in threads, and cannot. Both show the same.
+
+Learning may end an episode when a life is lost, and may see only the signs of rewards. `AtariAdapter` does both outside
+of the game, which goes on: what is reported is always the score of a whole game.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from rl_training.contracts.arrays import AnyArray, ArrayObservation
+from rl_training.contracts.environment import VectorStep
+from rl_training.contracts.errors import CheckpointError, ConfigError, MissingExtraError
+from rl_training.contracts.settings import documented, setting
+from rl_training.envs.vector import AutoresetAdapter
+
+Frame = npt.NDArray[np.uint8]
+
+PREFIX = "ALE/"
+SETTINGS = {
+    "frameskip": "frame_skip",
+    "repeat_action_probability": "sticky_actions",
+    "full_action_space": "full_action_set",
+    "max_num_frames_per_episode": "max_frames",
+}
+"""Keyword arguments of ale-py's environment, and the settings that they are here."""
+
+
+@documented
+@dataclass
+class AtariConfig:
+    """How Atari games (`ALE/*`) are played and shown. The defaults are the protocol of Mnih et al. (2015)."""
+
+    frame_skip: int = setting(4, "Frames for which an action is repeated; one step of the environment.", ge=1)
+    max_pool: bool = setting(True, "Show the brighter of the last two frames, because sprites flicker.")
+    screen_size: int = setting(84, "Width and height of the images.", ge=1)
+    grayscale: bool = setting(True, "Grey images instead of coloured ones.")
+    frame_stack: int = setting(4, "Images that are shown together.", ge=1)
+    noop_max: int = setting(30, "A game begins after a random number of frames without action, fewer than this.", ge=0)
+    fire_reset: bool = setting(True, "Press FIRE at the beginning of games that have it.")
+    sticky_actions: float = setting(
+        0.0, "Probability that a frame repeats the action before; 0.25 after Machado et al. (2018).", ge=0, le=1
+    )
+    full_action_set: bool = setting(False, "All 18 actions instead of those that have an effect in the game.")
+    max_frames: int = setting(108_000, "Frames after which a game is cut off (truncated): 30 minutes.", ge=1)
+    episodic_life: bool = setting(True, "Learning ends an episode when a life is lost; scores are of whole games.")
+    clip_rewards: bool = setting(True, "Learning sees only the signs of rewards; scores are unclipped.")
+
+
+def is_atari(env_id: str, env_kwargs: dict[str, Any]) -> bool:
+    """Whether the Atari protocol applies. It is for images; an `obs_type` of one's own makes it a plain environment."""
+    return env_id.startswith(PREFIX) and "obs_type" not in env_kwargs
+
+
+def make_game(env_id: str, config: AtariConfig, env_kwargs: dict[str, Any]) -> AtariGame:
+    """One game; `env_kwargs` are those of ale-py's environment, such as its mode and difficulty."""
+    problems = [f"env_kwargs: {name} is the setting atari.{SETTINGS[name]}" for name in env_kwargs if name in SETTINGS]
+    problems += [
+        f"env_kwargs: {name} does not go with the Atari protocol; with obs_type it is a plain environment"
+        for name in ("continuous", "sound_obs")
+        if env_kwargs.get(name)
+    ]
+    if problems:
+        raise ConfigError(problems)
+    game = gym.make(
+        env_id,
+        frameskip=1,
+        repeat_action_probability=0.0,
+        full_action_space=config.full_action_set,
+        max_num_frames_per_episode=config.max_frames,
+        disable_env_checker=True,
+        **env_kwargs,
+    )
+    return AtariGame(game, config)
+
+
+def make_native_games(env_id: str, config: AtariConfig, num_envs: int) -> VectorEnv[Any, Any, Any]:
+    """Many games in ale-py's C++ vector environment, one thread per core."""
+    from ale_py.vector_env import AtariVectorEnv
+
+    spec = gym.spec(env_id)
+    # by itself it would cut episodes by beginning a new game with every life, and lose the scores by clipping
+    games: VectorEnv[Any, Any, Any] = AtariVectorEnv(
+        spec.kwargs["game"],
+        num_envs,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        frameskip=config.frame_skip,
+        maxpool=config.max_pool,
+        img_height=config.screen_size,
+        img_width=config.screen_size,
+        grayscale=config.grayscale,
+        stack_num=config.frame_stack,
+        noop_max=config.noop_max,
+        use_fire_reset=config.fire_reset,
+        repeat_action_probability=config.sticky_actions,
+        full_action_space=config.full_action_set,
+        max_num_frames_per_episode=config.max_frames,
+        reward_clipping=False,
+    )
+    return games
+
+
+class AtariGame(gym.Env[Frame, int]):
+    """One game that shows what ale-py's native vector environment shows, and whose state can be taken.
+
+    Observations are stacks [frame_stack, screen_size, screen_size], oldest first, with a fourth dimension of three
+    colours if they are not grey. What is before the beginning of a game is black.
+    """
+
+    def __init__(self, game: gym.Env[Any, Any], config: AtariConfig) -> None:
+        try:
+            import cv2  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError("resizing Atari screens", "atari") from error
+        unwrapped: Any = game.unwrapped
+        self.game = unwrapped
+        self.ale: Any = self.game.ale
+        self.config = config
+        self.spec, self.metadata, self.render_mode = game.spec, game.metadata, game.render_mode
+        self.action_space = game.action_space
+        self.actions = self.ale.getLegalActionSet() if config.full_action_set else self.ale.getMinimalActionSet()
+        self.fire = next((action for action in self.actions if action.name == "FIRE"), None)
+        self.action = self.actions[0]
+
+        colours = () if config.grayscale else (3,)
+        shape = (config.frame_stack, config.screen_size, config.screen_size, *colours)
+        self.observation_space = spaces.Box(0, 255, shape, np.uint8)
+        self.raw = np.zeros((2, *self.ale.getScreenDims(), *colours), np.uint8)
+        """The last two frames of the last step, newest first; the newest is the brighter of both once it was shown."""
+        self.stack = np.zeros(shape, np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Frame, dict[str, Any]]:
+        """See `gymnasium.Env.reset`."""
+        self.game.reset(seed=seed)
+        noops = int(self.game.np_random.integers(self.config.noop_max)) if self.config.noop_max else 0
+        presses = [self.fire] if self.fire is not None and self.config.fire_reset else []
+        self.action = self.actions[0]
+        for action in [*presses, *[self.actions[0]] * (noops - len(presses))]:
+            self._act(action)
+            if self.ale.game_over():
+                self.ale.reset_game()
+        self.stack[:] = 0
+        self.raw[:] = 0
+        self._look(0)
+        self._show()
+        return self.stack.copy(), self._info()
+
+    def step(self, action: int) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
+        """See `gymnasium.Env.step`."""
+        reward, terminated, truncated = 0, False, False
+        for remaining in range(self.config.frame_skip - 1, -1, -1):
+            truncated = self.ale.game_truncated()  # asked before a frame: it may be the next step that is cut off
+            if truncated:
+                break
+            reward += self._act(self.actions[int(action)])
+            terminated = self.ale.game_over(with_truncation=False)
+            if terminated:
+                break
+            if remaining < 2:
+                self._look(remaining)
+        self._show()
+        return self.stack.copy(), float(reward), terminated, truncated, self._info()
+
+    def _act(self, action: Any) -> int:
+        """One frame. Actions stick here, because what ale-py saves of a game lacks the action before."""
+        sticky = self.config.sticky_actions
+        if sticky == 0 or self.game.np_random.random() >= sticky:
+            self.action = action
+        reward: int = self.ale.act(self.action, 1.0)
+        return reward
+
+    def _look(self, place: int) -> None:
+        if self.config.grayscale:
+            self.ale.getScreenGrayscale(self.raw[place])
+        else:
+            self.ale.getScreenRGB(self.raw[place])
+
+    def _show(self) -> None:
+        """Add what is on the screen to the stack."""
+        import cv2
+
+        if self.config.max_pool:  # in place: where a game ends within a step, this is what is still on the screen
+            np.maximum(self.raw[0], self.raw[1], out=self.raw[0])
+        size = (self.config.screen_size, self.config.screen_size)
+        self.stack[:-1] = self.stack[1:]
+        self.stack[-1] = cv2.resize(self.raw[0], size, interpolation=cv2.INTER_AREA)
+
+    def _info(self) -> dict[str, Any]:
+        return {"lives": self.ale.lives()}
+
+    def render(self) -> Any:
+        """See `gymnasium.Env.render`."""
+        return self.game.render()
+
+    def close(self) -> None:
+        """See `gymnasium.Env.close`."""
+        self.game.close()
+
+    def get_state(self) -> dict[str, Any]:
+        """See `rl_training.envs.snapshot`."""
+        saved = self.game.clone_state(include_rng=True).serialize()
+        return {
+            "game": np.frombuffer(saved, np.uint8),
+            "digest": hashlib.sha256(saved).hexdigest(),
+            "action": self.actions.index(self.action),
+            "raw": self.raw,
+            "stack": self.stack,
+            "random": self.game.np_random,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The inverse of `get_state`."""
+        from ale_py import ALEState
+
+        saved = np.asarray(state["game"], np.uint8).tobytes()
+        if hashlib.sha256(saved).hexdigest() != state["digest"]:  # ale-py does not look, and may crash the interpreter
+            raise CheckpointError("the saved state of the game is damaged")
+        try:
+            self.game.restore_state(ALEState(saved))
+        except (RuntimeError, ValueError, SystemError) as error:
+            raise CheckpointError("the saved state is of another game, or of another version of ale-py") from error
+        self.action = self.actions[state["action"]]
+        self.raw[:] = state["raw"]
+        self.stack[:] = state["stack"]
+        self.game.np_random = state["random"]
+
+
+class AtariAdapter(AutoresetAdapter):
+    """Cuts episodes where a life is lost and clips rewards, for learning; scores and whole games go beside.
+
+    After a cut the next episode begins with the observation that ended the last one.
+    """
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], config: AtariConfig) -> None:
+        super().__init__(env)
+        self.config = config
+        self.lives = np.zeros(env.num_envs, np.int64)
+
+    def reset(self, seed: int | None = None) -> ArrayObservation:
+        """See `AutoresetAdapter.reset`."""
+        obs = super().reset(seed)
+        self.lives[:] = self.info["lives"]
+        return obs
+
+    def step(self, action: AnyArray) -> VectorStep:
+        """See `AutoresetAdapter.step`."""
+        step = super().step(action)
+        done = step.terminated | step.truncated
+        lost = (self.info["lives"] < self.lives) & ~done
+        self.lives[:] = np.where(done, self.reset_info.get("lives", self.info["lives"]), self.info["lives"])
+        reward = np.sign(step.reward) if self.config.clip_rewards else step.reward
+        if not self.config.episodic_life or not lost.any():
+            return step._replace(reward=reward)
+        terminated = step.terminated | lost
+        ended = np.flatnonzero(terminated | step.truncated)
+        assert not isinstance(step.obs, dict)
+        final_obs = step.obs[ended]
+        if step.final_obs is not None:
+            final_obs[np.isin(ended, step.ended)] = step.final_obs
+        return step._replace(reward=reward, terminated=terminated, ended=ended, final_obs=final_obs)
+
+    def take_snapshot(self) -> dict[str, Any] | str:
+        """See `Environments.take_snapshot`."""
+        snapshot = super().take_snapshot()
+        return snapshot if isinstance(snapshot, str) else {**snapshot, "lives": self.lives.copy()}
+
+    def restore_snapshot(self, snapshot: dict[str, Any]) -> None:
+        """See `Environments.restore_snapshot`."""
+        super().restore_snapshot(snapshot)
+        self.lives[:] = np.asarray(snapshot["lives"])

@@ -1,0 +1,78 @@
+"""A policy for images: one encoder, and a narrow view of its features for the actor and for the critics each."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rl_training.contracts.batches import Observation
+from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.spec import EnvSpec
+from rl_training.policies.actors import DeterministicPolicy, OffPolicyNetworkConfig
+from rl_training.policies.encoders import DictEncoder, Encoder, make_encoder
+from rl_training.policies.ensemble import EnsembleLinear
+from rl_training.policies.exploration import NoiseConfig
+from rl_training.policies.networks import orthogonal_
+
+
+@documented
+@dataclass
+class PixelNetworkConfig(OffPolicyNetworkConfig):
+    """Networks of an actor and its critics that see images."""
+
+    actor_sizes: tuple[int, ...] = setting((1024, 1024), "Widths of the actor's hidden layers.", ge=1)
+    critic_sizes: tuple[int, ...] = setting((1024, 1024), "Widths of each critic's hidden layers.", ge=1)
+    encoder: str = setting(
+        "drq_cnn", "Encoder of images, by name; 'auto' chooses by the observation space. Of a Dict, of its images."
+    )
+    feature_size: int = setting(50, "Features to which actor and critics each reduce the encoder's.", ge=1)
+
+
+class Bottleneck(Encoder):
+    """Many features made few and bounded: linear, layer norm, tanh."""
+
+    def __init__(self, num_inputs: int, num_features: int) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.layers = nn.Sequential(nn.Linear(num_inputs, num_features), nn.LayerNorm(num_features), nn.Tanh())
+
+    def forward(self, obs: Observation) -> Tensor:
+        """See `Encoder.forward`; here, observations are the features of another encoder."""
+        features: Tensor = self.layers(obs)
+        return features
+
+
+class PixelPolicy(DeterministicPolicy):
+    """Acts as its actor says, plus noise. Actor and critics take features of `encoder`, not observations."""
+
+    def __init__(self, spec: EnvSpec, network: PixelNetworkConfig, num_critics: int, noise: NoiseConfig) -> None:
+        space = spec.observation_space
+        if isinstance(space, spaces.Dict) and network.encoder not in ("auto", "dict"):
+            encoder: Encoder = DictEncoder(space, images=network.encoder)
+        else:
+            encoder = make_encoder(network.encoder, space)
+        bottleneck = functools.partial(Bottleneck, encoder.num_features, network.feature_size)
+        super().__init__(spec, network, num_critics, noise, bottleneck)
+        self.encoder = encoder
+        # as in the published code of Yarats et al. 2021
+        orthogonal_(self.encoder)
+        orthogonal_(self.actor, gain=1.0)
+        orthogonal_(self.critic, gain=1.0)
+        for layer in self.critic.modules():
+            if isinstance(layer, EnsembleLinear):
+                layer.orthogonal_()
+
+    def mode(self, obs: Observation) -> Tensor:
+        """See `ContinuousPolicy.mode`."""
+        return super().mode(self.encoder(obs))
+
+    @torch.no_grad()
+    def value(self, obs: Observation) -> Tensor:
+        """See `Policy.value`: what the smallest critic says of the action without noise."""
+        features = self.encoder(obs)
+        values: Tensor = self.critic(features, self.actor(features))
+        return values.amin(0)

@@ -1,0 +1,129 @@
+"""Small tasks that are seen as pixels, each with a known best return."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+SIZE = 16
+"""Pixels of a side: just enough for four convolutions."""
+
+
+class Dot(gym.Env[Any, Any]):
+    """A bright square on black that an action moves to the left or right; the reward is how near the middle it is.
+
+    Episodes are cut after 9 steps, and terminate when the square has come to an edge.
+    """
+
+    def __init__(self, action_space: spaces.Space[Any] | None = None) -> None:
+        self.observation_space = spaces.Box(0, 255, (SIZE, SIZE, 1), np.uint8)
+        self.action_space = action_space or spaces.Box(-2.0, 2.0, (1,), np.float32)
+        self.given: list[Any] = []
+        self.place, self.time = 0.0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place, self.time = float(self.np_random.uniform(-0.6, 0.6)), 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        self.given.append(np.array(action))
+        self.place = float(np.clip(self.place + 0.1 * np.mean(action), -1.0, 1.0))
+        self.time += 1
+        return self._observe(), 1.0 - abs(self.place), abs(self.place) == 1.0, self.time == 9, {}
+
+    def _observe(self) -> Any:
+        image = np.zeros((SIZE, SIZE, 1), np.uint8)
+        column = round((self.place + 1.0) / 2.0 * (SIZE - 4))
+        image[6:10, column : column + 4] = 255
+        image[0, 0] = self.time  # no two frames of an episode are alike
+        return image
+
+    def get_state(self) -> dict[str, Any]:
+        """See `envs.snapshot`."""
+        return {"place": self.place, "time": self.time, "rng": self.np_random}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """See `envs.snapshot`."""
+        self.place, self.time, self.np_random = state["place"], state["time"], state["rng"]
+
+
+DOT = "tests/Dot-v0"
+if DOT not in gym.registry:
+    gym.register(DOT, entry_point=Dot)
+
+
+class Patterns(gym.Env[Any, Any]):
+    """One step: name the pattern that is shown in the first of two channels (+1). The second shows another one.
+
+    Stripes that lie, stripes that stand, and a chessboard, each begun anywhere. Half of the pixels are bright, and each
+    of them as often under every pattern: neither the brightness nor any single pixel says anything, only how pixels
+    lie beside each other.
+
+    With a `turn` beside the image (0 or 1), the answer is so many patterns further on: neither part is enough.
+    """
+
+    num_patterns, size = 3, 8
+
+    def __init__(self, channels: Literal["first", "last"] = "last", turn: bool = False) -> None:
+        shape = (2, self.size, self.size) if channels == "first" else (self.size, self.size, 2)
+        image = spaces.Box(0, 255, shape, np.uint8)
+        self.channels, self.turn = channels, turn
+        self.observation_space: spaces.Space[Any] = image
+        if turn:
+            self.observation_space = spaces.Dict({"image": image, "turn": spaces.Box(0.0, 1.0, (1,), np.float32)})
+        self.action_space = spaces.Discrete(self.num_patterns)
+        self.answer = 0
+        self.shown: Any = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        chosen, other = self.np_random.integers(self.num_patterns, size=2)
+        image = np.stack([self._draw(chosen), self._draw(other)], axis=0 if self.channels == "first" else -1)
+        turn = int(self.np_random.integers(2)) if self.turn else 0
+        self.answer = int(chosen + turn) % self.num_patterns
+        self.shown = {"image": image, "turn": np.array([turn], np.float32)} if self.turn else image
+        return self.shown, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.shown, float(action == self.answer), True, False, {}
+
+    def _draw(self, pattern: int) -> Any:
+        lying, standing = ((np.arange(self.size) + self.np_random.integers(4)) // 2 % 2 for _ in range(2))
+        square = np.zeros((self.size, self.size), np.int64)
+        bits = (square + lying[:, None], square + standing, lying[:, None] ^ standing)[pattern]
+        return (255 * bits).astype(np.uint8)
+
+
+class Motion(gym.Env[Any, Any]):
+    """Say to which side a dot has just moved (+1 in each of 8 steps but the first): one frame does not tell."""
+
+    size, num_steps = 6, 8
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(0, 255, (self.size, self.size, 1), np.uint8)
+        self.action_space = spaces.Discrete(2)
+        self.row = self.column = self.time = 0
+        self.direction: int | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.row, self.column = (int(place) for place in self.np_random.integers(self.size, size=2))
+        self.time, self.direction = 0, None
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = float(action == self.direction)
+        self.direction = int(self.np_random.integers(2))
+        self.column = (self.column + 2 * self.direction - 1) % self.size
+        self.time += 1
+        return self._observe(), reward, False, self.time == self.num_steps, {}
+
+    def _observe(self) -> Any:
+        image = np.zeros((self.size, self.size, 1), np.uint8)
+        image[self.row, self.column] = 255
+        return image
