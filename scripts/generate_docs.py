@@ -24,6 +24,7 @@ from rl_training.algorithms.registry import registry
 from rl_training.cli import COMMANDS
 from rl_training.contracts.schedule import Schedule
 from rl_training.contracts.spec import AlgorithmConfig
+from rl_training.envs.atari import AtariConfig
 from rl_training.envs.wrappers import WrapperConfig, wrapper_names
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.presets import Preset, presets
@@ -48,9 +49,9 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def config_classes() -> dict[str, type[Any]]:
-    """The dataclasses of settings by name: the run's, each algorithm's, and what these derive from."""
+    """The dataclasses of settings by name: the run's, Atari's, each algorithm's, and what these derive from."""
     configs = [base for spec in registry().values() for base in spec.config.__mro__ if dataclasses.is_dataclass(base)]
-    return {cls.__name__: cls for cls in (TrainConfig, *configs)}
+    return {cls.__name__: cls for cls in (TrainConfig, AtariConfig, *configs)}
 
 
 def settings_block(argument: str) -> str:
@@ -158,11 +159,12 @@ def range_text(field: dataclasses.Field[Any]) -> str:
     return ", ".join(bounds)
 
 
-def presets_block(algos: str) -> str:
-    """The presets of an algorithm, or of several."""
-    rows = []
+def presets_block(argument: str) -> str:
+    """The presets of an algorithm, or of several; or those of environments whose ids begin in some way (`ALE/`)."""
+    words, rows = argument.split(), []
+    begin = tuple(word for word in words if word.endswith("/"))
     for preset in presets().values():
-        if preset.algo in algos.split():
+        if preset.algo in words or preset.env_id.startswith(begin):
             config = TrainConfig.from_dict(preset.data)
             rows.append(
                 [f"`{preset.name}`", environment_text(preset), f"{config.total_timesteps:,}", f"{config.num_envs}"]

@@ -252,6 +252,16 @@ def test_eval_of_a_run_and_of_a_checkpoint(cli: Cli, run_dir: Path) -> None:
     assert "sampled actions" in cli.out
 
 
+def test_eval_chooses_actions_as_the_run_did_unless_told(cli: Cli, tmp_path: Path) -> None:
+    arguments = ["--total-timesteps", 32, "--output-dir", tmp_path, "--no-eval-deterministic", "--quiet"]
+    assert cli("train", "ppo", "CartPole-v1", *arguments, *TINY) == 0
+    (run,) = tmp_path.iterdir()
+    for flags, how in (([], "sampled"), (["--stochastic"], "sampled"), (["--deterministic"], "likeliest")):
+        assert cli("eval", run, "--num-episodes", 1, *flags) == 0
+        assert f"({how} actions)" in cli.out
+    assert "choose one" in cli.refuses("eval", run, "--stochastic", "--deterministic")
+
+
 def test_eval_writes_nothing_into_the_run(cli: Cli, run_dir: Path) -> None:
     before = sorted(path for path in run_dir.rglob("*"))
     assert cli("eval", run_dir, "--num-episodes", 1) == 0

@@ -12,8 +12,10 @@ A block with a title is a file: it is written, not run.
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import glob
+import importlib
 import os
 import re
 import shlex
@@ -132,6 +134,8 @@ def reader(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(wrappers, "_WRAPPERS", dict(wrappers._WRAPPERS))
     monkeypatch.setattr(encoders, "_ENCODERS", dict(encoders._ENCODERS))
+    with contextlib.suppress(ImportError):
+        importlib.import_module("ale_py")  # registers its games when it is first imported, and never again
     known = set(gym.registry)
     module = types.ModuleType("docs_page")  # dataclasses look their module up
     monkeypatch.setitem(sys.modules, "docs_page", module)

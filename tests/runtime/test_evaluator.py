@@ -13,9 +13,11 @@ from rl_training import PPO
 from rl_training.contracts.algorithm import ActOutput
 from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import ConfigError
+from rl_training.contracts.spec import EnvSpec
 from rl_training.data.normalize import ObservationNormalizer
 from rl_training.envs.actions import ActionMap
 from rl_training.envs.vector import AutoresetAdapter
+from rl_training.policies.exploration import RandomPolicy
 from rl_training.runtime.evaluator import Evaluator
 
 MODES = [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED]
@@ -200,6 +202,35 @@ def test_the_default_seed_of_an_agent_is_its_own():
     first = agent.evaluate(4, deterministic=False)
     assert first == agent.evaluate(4, deterministic=False) == same.evaluate(4, deterministic=False)
     assert first != other.evaluate(4, deterministic=False)
+
+
+class Counting(Fixed):
+    """Pays for action 1."""
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, float(action), *rest
+
+
+@pytest.mark.parametrize(("epsilon", "low", "high"), [(0.0, 0, 0), (0.2, 0.04, 0.18), (1.0, 0.4, 0.6)])
+def test_some_actions_are_random_if_so_set(epsilon, low, high):
+    """The policy always takes action 0, and a random one is action 1 in half of all cases."""
+    vector = SyncVectorEnv([lambda: Counting(100)] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    random_policy = RandomPolicy(EnvSpec(vector.single_observation_space, vector.single_action_space))
+    evaluator = make_evaluator(vector, random_policy=random_policy if epsilon else None, epsilon=epsilon)
+    result = evaluator.evaluate(Recorder(), 4, seed=1)
+    assert low <= result.mean / 100 <= high
+    assert evaluator.evaluate(Recorder(), 4, seed=1) == result
+    assert epsilon == 0 or evaluator.evaluate(Recorder(), 4, seed=2) != result
+
+
+def test_an_agent_evaluates_as_its_settings_say():
+    agent = PPO("CartPole-v1", num_envs=2, eval_deterministic=False, eval_epsilon=0.5, seed=1, **SMALL)
+    assert agent.evaluate(4) == agent.evaluate(4, deterministic=False)
+    assert agent.evaluate(4) != agent.evaluate(4, deterministic=True)
+    exact = PPO("CartPole-v1", num_envs=2, seed=1, **SMALL)
+    assert exact.evaluate(4) == exact.evaluate(4, deterministic=True)
+    assert exact.evaluate(4) != agent.evaluate(4, deterministic=True), "of which half are random"
 
 
 def test_results_sum_themselves_up():
