@@ -12,6 +12,7 @@ from rl_training.contracts.batches import Progress, Step, TransitionBatch
 from rl_training.contracts.errors import CheckpointError, DataError
 from rl_training.contracts.random import random_stream
 from rl_training.contracts.spec import EnvSpec, FrameStack
+from rl_training.data import replay_buffer
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.samplers import PrioritizedIndexer, ReplaySampler, UniformIndexer
 
@@ -182,13 +183,17 @@ def test_saved_and_loaded(num_steps: int) -> None:
     assert check(again, screens) == 40
 
 
-def test_loaded_into_a_smaller_one() -> None:
+@pytest.mark.parametrize("capacity", range(1, 24))
+def test_loaded_into_a_smaller_one(capacity: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacks reach back into rows that do not fit, also where those are in another segment."""
+    monkeypatch.setattr(replay_buffer, "SEGMENT_BYTES", 60)
     spec = spec_of(4)
-    screens, buffer, smaller = Screens(spec, 1), ReplayBuffer(spec, 40), ReplayBuffer(spec, 10)
-    for _ in range(33):
+    screens, buffer, smaller = Screens(spec, 1), ReplayBuffer(spec, 40), ReplayBuffer(spec, capacity)
+    for _ in range(63):
         buffer.add(screens.step())
+    assert len(buffer.state_dict()["segments"]) > 8
     smaller.load_state_dict(buffer.state_dict())
-    assert check(smaller, screens) == 10
+    assert check(smaller, screens) == capacity
 
 
 def test_loaded_without_a_stack_is_refused() -> None:

@@ -210,8 +210,11 @@ class ReplayBuffer(Stateful):
 
     def everything(self) -> Indices:
         """All rows, oldest first, also those that are not valid."""
-        times = np.arange(self.oldest, self.added) % self.ring
-        return (times[:, None] * self.num_envs + np.arange(self.num_envs)).reshape(-1)
+        return self.rows(np.arange(self.oldest, self.added))
+
+    def rows(self, times: Indices) -> Indices:
+        """All transitions of these times, row by row."""
+        return self.at(times[:, None], np.arange(self.num_envs)).reshape(-1)
 
     def pick(self, positions: Indices) -> Indices:
         """The transitions at positions counted from the oldest row (N to a row)."""
@@ -320,15 +323,14 @@ class ReplayBuffer(Stateful):
             "segments": [self._segment(number) for number in range(first, last)],
         }
         if self.is_stacked:
-            earlier = self._earlier(self.oldest)
+            earlier = self.rows(self._times_before(self.oldest))
             state["next_age"] = self.age[self._slots(self.added)]
             state["earlier"] = map_observation(lambda x: x.take(earlier, axis=0), self.obs)
         return state
 
-    def _earlier(self, time: int) -> Indices:
-        """The slots of the rows before a time that stacks may reach back to."""
-        times = np.arange(time - self.stack.size + 1, time) % self.ring
-        return (times[:, None] * self.num_envs + np.arange(self.num_envs)).reshape(-1)
+    def _times_before(self, time: int) -> Indices:
+        """The rows before a time that its stacks may reach back to."""
+        return np.arange(time - self.stack.size + 1, time)
 
     def _segment(self, number: int) -> Segment:
         if number in self.segments:
@@ -366,7 +368,7 @@ class ReplayBuffer(Stateful):
             raise CheckpointError("the replay's segments are damaged")
         self._clear(state["added"], state["oldest"])
         if self.is_stacked:
-            self._load_rows("earlier", self._earlier(state["oldest"]), state["earlier"])
+            self._load_rows("earlier", self.rows(self._times_before(state["oldest"])), state["earlier"])
         loaded_to = None
         for segment in state["segments"]:
             try:
@@ -418,16 +420,14 @@ class ReplayBuffer(Stateful):
         space, actions = self.action_space, saved["action"]
         if isinstance(space, spaces.Discrete) and ((actions < 0) | (actions >= int(space.n))).any():
             raise CheckpointError(f"the replay has actions that {space} does not")
+        self._load_older_frames(saved, start, stop)
         if first >= stop:  # this buffer is smaller than the one that was saved
             return stop
         skipped = (first - start) * self.num_envs
-        times = np.arange(first, stop) % self.ring
-        slots = (times[:, None] * self.num_envs + np.arange(self.num_envs)).reshape(-1)
+        slots = self.rows(np.arange(first, stop))
         for name, column in columns.items():
             column[slots] = saved[name].numpy()[skipped:]
-        if self.is_stacked:
-            np.minimum(self.age, self.stack.size - 1, out=self.age)
-            self._load_older_frames(saved, start, first)
+        self.age[slots] = np.minimum(self.age[slots], self.stack.size - 1)
         self._load_ends(saved, finals, start, first)
         valid = saved["valid"].numpy()[skipped:]
         self.num_invalid += int(valid.size - np.count_nonzero(valid))
@@ -439,14 +439,14 @@ class ReplayBuffer(Stateful):
             self.segments[number] = dataclasses.replace(segment, tensors=again, complete=True)
         return stop
 
-    def _load_older_frames(self, saved: dict[str, Tensor], start: int, first: int) -> None:
+    def _load_older_frames(self, saved: dict[str, Tensor], start: int, stop: int) -> None:
         """From a larger buffer: the frames of rows that do not fit, as far as the stacks of later ones need them."""
-        if first == start:
-            return
-        times = np.arange(max(start, first - self.stack.size + 1), first)
-        slots = ((times % self.ring)[:, None] * self.num_envs + np.arange(self.num_envs)).reshape(-1)
-        for name, column in _named(self.obs, "obs").items():
-            column[slots] = saved[name].numpy()[(times[0] - start) * self.num_envs :][: len(slots)]
+        times = self._times_before(self.begin)
+        times = times[(start <= times) & (times < stop)]
+        if times.size:
+            there = ((times - start)[:, None] * self.num_envs + np.arange(self.num_envs)).reshape(-1)
+            for name, column in _named(self.obs, "obs").items():
+                column[self.rows(times)] = saved[name].numpy()[there]
 
     def _load_ends(self, saved: dict[str, Tensor], finals: dict[str, AnyArray], start: int, first: int) -> None:
         ended = saved["ended"]

@@ -132,11 +132,11 @@ class PrioritizedIndexer(Stateful):
     def added(self, buffer: ReplayBuffer) -> None:
         """See `Indexer.added`."""
         ages = np.array([buffer.added - 1, buffer.added])  # the row after the newest is none
-        items = ((ages % buffer.ring)[:, None] * buffer.num_envs + np.arange(buffer.num_envs)).reshape(-1)
+        items = buffer.rows(ages)
         values = np.zeros(items.size)
         values[: buffer.num_envs] = buffer.valid[items[: buffer.num_envs]] * self.largest
         if buffer.added > buffer.num_rows + buffer.begin:  # the row that has just left the buffer
-            gone = ((buffer.oldest - 1) % buffer.ring) * buffer.num_envs + np.arange(buffer.num_envs)
+            gone = buffer.rows(np.array([buffer.oldest - 1]))
             items, values = np.concatenate([gone, items]), np.concatenate([np.zeros(gone.size), values])
         self.tree.set(items, values)
 
