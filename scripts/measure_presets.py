@@ -26,6 +26,7 @@ import rl_training
 from rl_training.algorithms.registry import get_spec
 from rl_training.api.agent import Agent, split_settings
 from rl_training.contracts.spec import Regime
+from rl_training.envs.atari import is_atari
 from rl_training.experiment.config import Layer, TrainConfig, resolve
 from rl_training.experiment.files import read_json, write_json
 from rl_training.experiment.metadata import collect_metadata
@@ -50,7 +51,8 @@ DECISIVE = (
 
 def config_hash(config: TrainConfig) -> str:
     data = config.to_dict()
-    text = json.dumps({name: data[name] for name in DECISIVE}, sort_keys=True)
+    decisive = [*DECISIVE, *["atari"] * is_atari(config.env_id, config.env_kwargs)]
+    text = json.dumps({name: data[name] for name in decisive}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
