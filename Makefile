@@ -28,7 +28,7 @@ VENV_MADE := $(VENV)/.made
 CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
 
-.PHONY: help train test lint types contracts docs test-fast test-learning test-soak format clean
+.PHONY: help train test lint types contracts docs test-fast test-learning test-soak test-browser format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -59,6 +59,12 @@ test-learning: $(DEV) ## The tests that train until something is learned (minute
 
 test-soak: $(DEV) ## The long stability and memory tests
 	@$(BIN)/python -m pytest -m soak
+
+test-browser: $(DEV) ## The pages of plot and report in a real browser (Chromium, which it does not install)
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+		command -v $$name >/dev/null && exit 0; done; \
+		echo 'error: there is no Chromium here. Install it (Debian: apt-get install chromium) and try again.' >&2; exit 1
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
 
 format: $(DEV) ## Format the code, and mend what ruff can mend
 	@$(BIN)/python -m ruff check --fix-only --quiet .

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for editors and type checkers
     from rl_training.api.agent import Agent as Agent
     from rl_training.api.agent import evaluate as evaluate
     from rl_training.api.agent import load as load
+    from rl_training.api.agent import load_from_hub as load_from_hub
     from rl_training.api.facades import *  # noqa: F403 - the facades, from the generated stub
     from rl_training.contracts.schedule import (
         Constant as Constant,
@@ -43,6 +44,7 @@ _HOMES = {
     "Agent": "api.agent",
     "evaluate": "api.agent",
     "load": "api.agent",
+    "load_from_hub": "api.agent",
     "Constant": "contracts.schedule",
     "Cosine": "contracts.schedule",
     "Linear": "contracts.schedule",

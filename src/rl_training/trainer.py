@@ -17,4 +17,6 @@ def train_ppo(cfg: TrainConfig, **settings: Any) -> TrainResult:
     """`train` for PPO, with fields of the config by keyword: `train_ppo(cfg, total_timesteps=1024, num_steps=64)`."""
     if cfg.algo != "ppo":
         raise ConfigError(f"algo: train_ppo needs a config for 'ppo', got '{cfg.algo}'")
-    return train(resolve([Layer(cfg.to_dict(), "TrainConfig"), Layer(split_settings("ppo", settings), "train_ppo")]))
+    return train(
+        resolve([Layer(cfg.to_dict(), "TrainConfig"), Layer(split_settings("ppo", settings, cfg.env_id), "train_ppo")])
+    )

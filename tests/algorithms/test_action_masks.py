@@ -243,7 +243,7 @@ class TestTargets:
     def losses(one, batch):
         one.rng.bit_generator.state = np.random.default_rng(5).bit_generator.state
         batch = batch._replace(action=torch.ones(len(batch.reward), dtype=torch.int64))  # not those that are praised
-        return one.losses(batch).loss.detach()
+        return one.losses(batch, *one.draws(batch)).loss.detach()
 
     @staticmethod
     def praise(one, action):
@@ -258,9 +258,11 @@ class TestTargets:
     @pytest.mark.parametrize("double", [False, True])
     def test_the_end_of_an_episode_has_no_valid_action(self, name, double):
         one = algorithm(name, double=double)
-        found = one.losses(transitions([[0, 0, 0, 0]] * 4, discount=0.0))
+        ends = transitions([[0, 0, 0, 0]] * 4, discount=0.0)
+        found = one.losses(ends, *one.draws(ends))
         assert torch.isfinite(found.loss).all()
-        other = one.losses(transitions([[1, 1, 1, 1]] * 4, discount=0.0))
+        others = transitions([[1, 1, 1, 1]] * 4, discount=0.0)
+        other = one.losses(others, *one.draws(others))
         assert other.loss.max() < 100.0
         if name != "iqn":  # which draws other fractions the second time
             assert torch.equal(found.loss, other.loss)
@@ -268,7 +270,8 @@ class TestTargets:
     @each_q_algorithm
     def test_a_cut_episode_without_a_valid_action_gives_an_ordinary_target(self, name):
         """It cannot come from an environment of ours, but from a vector environment that was given."""
-        found = algorithm(name).losses(transitions([[0, 0, 0, 0]] * 4, discount=0.9))
+        one, cut = algorithm(name), transitions([[0, 0, 0, 0]] * 4, discount=0.9)
+        found = one.losses(cut, *one.draws(cut))
         assert found.loss.max() < 100.0
 
     @each_q_algorithm

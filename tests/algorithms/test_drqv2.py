@@ -295,7 +295,7 @@ def test_the_noise_inside_of_updates_follows_the_schedule():
 # Shifts
 # ----------------------------------------------------------------------------------------------------------------------
 
-LAYOUTS = [(3, 16, 16), (16, 16, 3), (2, 16, 18), (3, 16, 16, 1), (2, 3, 16, 16)]
+LAYOUTS = [(3, 16, 16), (16, 16, 3), (2, 16, 18), (3, 16, 16, 1), (2, 3, 16, 16), (16, 18)]
 
 
 @pytest.mark.parametrize("shape", LAYOUTS)
@@ -318,9 +318,9 @@ def test_only_images_are_shifted():
     space = spaces.Dict(
         camera=spaces.Box(0, 255, (16, 16, 3), np.uint8),
         speed=spaces.Box(-1, 1, (4,)),
-        table=spaces.Box(0, 255, (16, 16), np.uint8),
+        table=spaces.Box(0, 255, (4, 16), np.uint8),
     )
-    obs = {"camera": images(shape=(16, 16, 3)), "speed": torch.randn(B, 4), "table": images(shape=(16, 16))}
+    obs = {"camera": images(shape=(16, 16, 3)), "speed": torch.randn(B, 4), "table": images(shape=(4, 16))}
     algorithm = make(space)
     shifted = algorithm.shifted(obs)
     assert list(shifted) == list(obs)
@@ -363,7 +363,7 @@ def test_nothing_is_shifted_when_acting():
     "space",
     [
         spaces.Box(-1, 1, (3,)),
-        spaces.Box(0, 255, (16, 16), np.uint8),  # no channels
+        spaces.Box(0, 255, (4, 16), np.uint8),  # too low
         spaces.Box(0.0, 1.0, (16, 16, 3)),  # no bytes
         spaces.Discrete(4),
         spaces.Dict({"speed": spaces.Box(-1, 1, (2,))}),

@@ -15,7 +15,20 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import rl_training
-from rl_training import A2C, PPO, Agent, Callback, Linear, TrainConfig, TrainResult, evaluate, load, resume, train
+from rl_training import (
+    A2C,
+    PPO,
+    Agent,
+    Callback,
+    DrQv2,
+    Linear,
+    TrainConfig,
+    TrainResult,
+    evaluate,
+    load,
+    resume,
+    train,
+)
 from rl_training.algorithms.ppo import PPOConfig
 from rl_training.contracts.errors import CheckpointError, ConfigError, DataError, SpaceError
 from rl_training.experiment.presets import find_preset
@@ -343,6 +356,32 @@ def test_there_is_no_preset_for_everything() -> None:
         PPO.from_preset("NoSuchEnv-v0")
     with pytest.raises(ConfigError, match="no a2c preset"):
         A2C.from_preset("ppo/cartpole")
+    with pytest.raises(ConfigError, match=r"presets for: Pendulum-v1 with env_kwargs=\{'render_mode': 'rgb_array'\}"):
+        DrQv2.from_preset("Pendulum-v1")
+
+
+def test_a_preset_on_another_environment() -> None:
+    agent = PPO.from_preset("ppo/cartpole", env_id="Acrobot-v1")
+    assert agent.config.env_id == "Acrobot-v1"
+    assert agent.config.algorithm == PPO.from_preset("CartPole-v1").config.algorithm
+    agent.close()
+
+
+def test_a_preset_for_a_family_needs_one_of_it() -> None:
+    pytest.importorskip("ale_py")
+    for name in ("ppo/atari", "atari", "ALE/*"):
+        with pytest.raises(ConfigError, match=r"'ALE/\*' stands for many.* name a game .*ALE/Pong-v5 .*env_id="):
+            PPO.from_preset(name)
+    agent = PPO.from_preset("ppo/atari", env_id="ALE/Pong-v5", num_envs=1)
+    assert agent.config.env_id == "ALE/Pong-v5"
+    assert not agent.config.eval_deterministic
+    agent.close()
+
+
+@pytest.mark.parametrize("env", [lambda: gym.make("CartPole-v1"), gym.make("CartPole-v1")])
+def test_settings_of_atari_are_not_for_environments_that_were_made_elsewhere(env: Any) -> None:
+    with pytest.raises(ConfigError, match="atari: is for games that are made here, by their id"):
+        PPO(env, atari={"frame_stack": 4})
 
 
 # predict and value

@@ -74,7 +74,8 @@ def test_help_lists_every_command(cli: Cli) -> None:
     for arguments in ([], ["--help"], ["-h"]):
         assert cli(*arguments) == 0
         assert all(re.search(rf"^  {name} ", cli.out, re.MULTILINE) for name in COMMANDS)
-    assert set(COMMANDS) == {"train", "eval", "resume", "zoo", "runs", "doctor"}
+    known = {"train", "eval", "resume", "runs", "plot", "report", "zoo", "tune", "export", "hub", "doctor"}
+    assert set(COMMANDS) == known
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -132,6 +133,22 @@ def test_train_finds_the_preset(run_dir: Path) -> None:
     preset = presets()["ppo/cartpole"]
     assert config.algorithm.gamma == preset.data["algorithm"]["gamma"]
     assert config.algorithm.num_steps == 16  # type: ignore[attr-defined]
+
+
+def test_train_names_presets_with_other_arguments(cli: Cli) -> None:
+    assert "DrQv2 learns from images" in cli.refuses("train", "drqv2", "Pendulum-v1")
+    assert "There is drqv2/pendulum-pixels (--env-kwargs render_mode=rgb_array)" in cli.out
+
+
+def test_train_on_a_family_asks_for_one_of_it(cli: Cli) -> None:
+    path = presets()["ppo/atari"].path
+    problem = cli.refuses("train", "--config", path)
+    assert "env_id: 'ALE/*' stands for many environments: name a game with --env-id ALE/Pong-v5" in problem
+
+
+def test_train_refuses_settings_of_atari_elsewhere(cli: Cli) -> None:
+    problem = cli.refuses("train", "ppo", "CartPole-v1", "--atari.frame-stack", 8)
+    assert "command line > atari: frame_stack: these settings are for Atari games" in problem
 
 
 def test_train_without_a_preset_says_that_it_uses_the_defaults(cli: Cli, tmp_path: Path) -> None:
@@ -262,6 +279,15 @@ def test_eval_chooses_actions_as_the_run_did_unless_told(cli: Cli, tmp_path: Pat
     assert "choose one" in cli.refuses("eval", run, "--stochastic", "--deterministic")
 
 
+def test_eval_says_that_actions_are_taken_at_random(cli: Cli, tmp_path: Path) -> None:
+    arguments = ["--total-timesteps", 32, "--output-dir", tmp_path, "--eval-epsilon", 0.005, "--quiet"]
+    assert cli("train", "ppo", "CartPole-v1", *arguments, *TINY) == 0
+    (run,) = tmp_path.iterdir()
+    for flags, how in (([], "likeliest"), (["--stochastic"], "sampled")):
+        assert cli("eval", run, "--num-episodes", 1, *flags) == 0
+        assert f"({how} actions, but 0.5% at random)" in cli.out
+
+
 def test_eval_writes_nothing_into_the_run(cli: Cli, run_dir: Path) -> None:
     before = sorted(path for path in run_dir.rglob("*"))
     assert cli("eval", run_dir, "--num-episodes", 1) == 0
@@ -370,7 +396,7 @@ def test_doctor(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         assert name in cli.out
     monkeypatch.setattr(doctor_command, "find_spec", lambda name: None)
     assert cli("doctor") == 0
-    for extra in ("atari", "box2d", "mujoco", "video", "wandb"):
+    for extra in ("atari", "box2d", "export", "hub", "mlflow", "mujoco", "video", "wandb"):
         assert f"missing; pip install 'rl-training[{extra}]'" in cli.out
     monkeypatch.setattr(doctor_command, "find_spec", lambda name: object())
     assert cli("doctor") == 0

@@ -79,7 +79,14 @@ def test_a_child_lists_its_parents_settings_and_its_own():
 
 
 def test_metadata():
-    assert FIELDS["gamma"].metadata == {"help": "Discount factor.", "ge": 0, "gt": None, "le": 1, "lt": None}
+    assert FIELDS["gamma"].metadata == {
+        "help": "Discount factor.",
+        "ge": 0,
+        "gt": None,
+        "le": 1,
+        "lt": None,
+        "search": None,
+    }
 
 
 @pytest.mark.parametrize(

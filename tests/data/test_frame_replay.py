@@ -42,6 +42,7 @@ class Screens:
         self.obs: Any = self.batch(self.stacks)
         self.resetting = [False] * num_envs
         self.history: list[list[dict[str, Any]]] = []
+        self.chances = [0.7, 0.1, 0.1, 0.1]
 
     def frame(self) -> Any:
         return self.rng.integers(1, 256, FRAME).astype(np.uint8)
@@ -62,7 +63,7 @@ class Screens:
         rows, final, ended = [], [], []
         terminated, truncated, valid = (np.zeros(self.num_envs, np.bool_) for _ in range(3))
         for env in range(self.num_envs):
-            before, kind = self.stacks[env], self.rng.choice(["on", "end", "cut", "life"], p=[0.7, 0.1, 0.1, 0.1])
+            before, kind = self.stacks[env], self.rng.choice(["on", "end", "cut", "life"], p=self.chances)
             if self.resetting[env]:
                 self.stacks[env], self.resetting[env] = self.first(), False
                 rows.append({"valid": False})
@@ -181,6 +182,59 @@ def test_saved_and_loaded(num_steps: int) -> None:
         step = screens.step()
         again.add(step._replace(obs=step.obs.copy()))  # type: ignore[union-attr]
     assert check(again, screens) == 40
+
+
+@pytest.mark.parametrize("size", [255, 256, 300])
+def test_long_stacks(size: int) -> None:
+    """Longer than a byte can count, in episodes that are longer still."""
+    spec = spec_of(size)
+    screens, buffer, again = Screens(spec, 1), ReplayBuffer(spec, 30), ReplayBuffer(spec, 30)
+    screens.chances = [1.0, 0.0, 0.0, 0.0]
+    for _ in range(size + 5):
+        buffer.add(screens.step())
+    again.load_state_dict(buffer.state_dict())
+    for tested in (buffer, again):
+        assert check(tested, screens) == 30
+    step = screens.step()
+    again.add(step._replace(obs=np.array(step.obs)))
+    assert check(again, screens) == 30
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_float64_goes_on_after_loading(as_dict: bool) -> None:
+    """Replay keeps float32 of it, so what it shows again after a resume is not equal to the bit."""
+    plain = spaces.Box(-1, 1, (3, 2), np.float64)
+    image = spaces.Box(0, 255, (3, *FRAME), np.uint8)
+    space = spaces.Dict({"image": image, "speed": plain}) if as_dict else plain
+    spec = EnvSpec(space, spaces.Discrete(5), frame_stack=FrameStack(3, "first"))
+    screens = Screens(spec_of(3, "first"), 2)
+
+    def as_float64(stacks: Any) -> Any:
+        speeds = stacks[:, :, 0, :].astype(np.float64) / 300
+        return {"image": stacks.copy(), "speed": speeds} if as_dict else speeds
+
+    def step() -> Step:
+        made = screens.step()
+        final = None if made.final_obs is None else as_float64(made.final_obs)
+        return made._replace(obs=as_float64(made.obs), next_obs=as_float64(made.next_obs), final_obs=final)
+
+    buffer, again = ReplayBuffer(spec, 40, 2), ReplayBuffer(spec, 40, 2)
+    for _ in range(30):
+        buffer.add(step())
+    again.load_state_dict(buffer.state_dict())
+    for _ in range(30):
+        one = step()
+        buffer.add(one)
+        again.add(one)
+    index = buffer.everything()
+    for a, b in zip(_parts(again.observations(index)), _parts(buffer.observations(index)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(_parts(again.observations(index[-2:])), _parts(one.obs), strict=True):
+        np.testing.assert_array_equal(a, b.astype(a.dtype))
+
+
+def _parts(obs: Any) -> list[Any]:
+    return list(obs.values()) if isinstance(obs, dict) else [obs]
 
 
 @pytest.mark.parametrize("capacity", range(1, 24))

@@ -57,47 +57,61 @@ if DOT not in gym.registry:
     gym.register(DOT, entry_point=Dot)
 
 
-class Patterns(gym.Env[Any, Any]):
-    """One step: name the pattern that is shown in the first of two channels (+1). The second shows another one.
+class Glyphs(gym.Env[Any, Any]):
+    """One step: say whether the stroke in the first of three channels rises or falls (+1). The others show others.
 
-    Stripes that lie, stripes that stand, and a chessboard, each begun anywhere. Half of the pixels are bright, and each
-    of them as often under every pattern: neither the brightness nor any single pixel says anything, only how pixels
-    lie beside each other.
+    A stroke is a diagonal of five pixels in an image of hundreds, and may be anywhere, but for every fifth place: there
+    it is only with `held_out`. What is learned of some places has to hold in others: what convolutions are for.
+    With `scrambled`, every pixel is in another place, always the same one: nothing is lost but who is whose neighbour.
 
     With a number beside the image, there is one action more, and it is right where the number is 9, in a quarter of all
-    cases: who sees the image alone is right in three of four, and who sees the number alone in two.
+    cases: who sees the image alone is right in three of four, and who sees the number alone in five of eight.
     """
 
-    num_patterns, size = 3, 8
+    length, num_channels = 5, 3
 
-    def __init__(self, channels: Literal["first", "last"] = "last", number: bool = False) -> None:
-        shape = (2, self.size, self.size) if channels == "first" else (self.size, self.size, 2)
+    def __init__(
+        self,
+        size: int = 36,
+        channels: Literal["first", "last"] = "last",
+        *,
+        number: bool = False,
+        held_out: bool = False,
+        scrambled: bool = False,
+    ) -> None:
+        self.size, self.channels, self.number, self.held_out = size, channels, number, held_out
+        shape = (self.num_channels, size, size) if channels == "first" else (size, size, self.num_channels)
         image = spaces.Box(0, 255, shape, np.uint8)
-        self.channels, self.number = channels, number
         self.observation_space: spaces.Space[Any] = image
         if number:
             self.observation_space = spaces.Dict({"image": image, "number": spaces.Box(0.0, 9.0, (1,), np.float32)})
-        self.action_space = spaces.Discrete(self.num_patterns + number)
+        self.action_space = spaces.Discrete(2 + number)
+        places = np.arange(image.low.size)
+        self.places = np.random.default_rng(0).permutation(places) if scrambled else places
         self.answer = 0
         self.shown: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        chosen, other = self.np_random.integers(self.num_patterns, size=2)
-        image = np.stack([self._draw(chosen), self._draw(other)], axis=0 if self.channels == "first" else -1)
+        strokes = [int(stroke) for stroke in self.np_random.integers(2, size=self.num_channels)]
+        image = np.stack([self._draw(stroke) for stroke in strokes], axis=0 if self.channels == "first" else -1)
+        image = image.reshape(-1)[self.places].reshape(image.shape)
         number = 9 * int(self.np_random.random() < 0.25) if self.number else 0
-        self.answer = self.num_patterns if number else int(chosen)
+        self.answer = 2 if number else strokes[0]
         self.shown = {"image": image, "number": np.array([number], np.float32)} if self.number else image
         return self.shown, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         return self.shown, float(action == self.answer), True, False, {}
 
-    def _draw(self, pattern: int) -> Any:
-        lying, standing = ((np.arange(self.size) + self.np_random.integers(4)) // 2 % 2 for _ in range(2))
-        square = np.zeros((self.size, self.size), np.int64)
-        bits = (square + lying[:, None], square + standing, lying[:, None] ^ standing)[pattern]
-        return (255 * bits).astype(np.uint8)
+    def _draw(self, stroke: int) -> Any:
+        image = np.zeros((self.size, self.size), np.uint8)
+        row = column = -1
+        while row < 0 or ((row + 2 * column) % 5 == 0) != self.held_out:
+            row, column = (int(place) for place in self.np_random.integers(self.size - self.length + 1, size=2))
+        along = np.arange(self.length)
+        image[row + along, column + (along[::-1] if stroke else along)] = 255
+        return image
 
 
 class Motion(gym.Env[Any, Any]):

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -18,9 +18,9 @@ from rl_training import DQN, PPO
 from rl_training.contracts.environment import VectorStep
 from rl_training.contracts.errors import CheckpointError, ConfigError, MissingExtraError
 from rl_training.data import replay_buffer
-from rl_training.envs import make_env, make_vector_env
+from rl_training.envs import check_env, make_env, make_vector_env, wrappers
 from rl_training.envs.atari import AtariAdapter, AtariConfig, AtariGame, make_game, make_native_games
-from rl_training.envs.factory import AnyVectorEnv
+from rl_training.envs.factory import AnyVectorEnv, copy_env
 from rl_training.envs.snapshot import restore_snapshot, take_snapshot
 from rl_training.envs.vector import AutoresetAdapter
 from rl_training.experiment.build import EPISODE_BOUNDARY, EXACT, build_experiment
@@ -409,6 +409,19 @@ def test_settings_are_typed() -> None:
     assert "Did you mean 'frame_stack'?" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("env_id", "settings", "problem"),
+    [
+        ("CartPole-v1", {}, "'CartPole-v1' is none"),
+        (PONG, {"env_kwargs": {"obs_type": "ram"}}, f"'{PONG}' with obs_type is played as any environment"),
+    ],
+)
+def test_settings_that_would_change_nothing_are_refused(env_id: str, settings: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=f"atari: frame_stack, noop_max: these settings are for Atari.*{problem}"):
+        config(env_id, atari={"frame_stack": 8, "noop_max": 0}, **settings)
+    config(env_id, atari={"frame_stack": 4}, **settings)  # the default
+
+
 def test_settings_survive_a_file() -> None:
     given = config(atari={"sticky_actions": 0.25, "noop_max": 0})
     again = TrainConfig.from_dict(given.to_dict())
@@ -474,7 +487,47 @@ class TestArguments:
             make_vector_env(config("ALE/Pongg-v5", vectorization=vectorization))
 
 
+class WithLives(gym.ObservationWrapper[Any, Any, Any]):
+    """The screen, and beside it how many lives are left."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        lives = gym.spaces.Box(0, 9, (1,), np.int64)
+        self.observation_space = gym.spaces.Dict({"screen": env.observation_space, "lives": lives})
+
+    def observation(self, observation: Any) -> Any:
+        game: Any = self.unwrapped
+        return {"screen": observation, "lives": np.array([game.ale.lives()])}
+
+
 class TestWrappers:
+    def test_lives_are_cut_in_dicts_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As they are without the wrapper, entry by entry; also where another game ends in the same step."""
+        monkeypatch.setitem(wrappers._WRAPPERS, "WithLives", WithLives)
+        settings = {"frame_skip": 8, "max_frames": 900}
+        games = [
+            make_games("sync", QBERT, **settings),
+            make_vector_env(
+                config(QBERT, wrappers=[{"name": "WithLives"}], atari=protocol(**TINY, **settings)),
+                autoreset_mode=AutoresetMode.DISABLED,
+            ),
+        ]
+        (plain, lives), (steps, _) = (play(AtariAdapter(game, AtariConfig()), 220) for game in games)
+        num_cut = 0
+        for number, (step, expected) in enumerate(zip(steps, plain, strict=True)):
+            np.testing.assert_array_equal(step.ended, expected.ended)
+            assert isinstance(step.obs, dict)
+            np.testing.assert_array_equal(step.obs["screen"], expected.obs)
+            if expected.final_obs is None:
+                continue
+            assert isinstance(step.final_obs, dict)
+            np.testing.assert_array_equal(step.final_obs["screen"], expected.final_obs)
+            for row, env in enumerate(step.ended):
+                if env not in step.finished:
+                    num_cut += 1
+                    assert step.final_obs["lives"][row] == lives[number + 1][env]
+        assert num_cut >= 6
+
     def test_they_are_put_around_the_game(self) -> None:
         games = make_vector_env(config(PONG, wrappers=WRAPPED, atari=TINY))
         assert isinstance(games, SyncVectorEnv)
@@ -493,6 +546,39 @@ def test_a_ready_environment_is_left_as_it_is() -> None:
     assert agent.config.vectorization == "sync"
     assert type(agent._experiment.trainer.collector.env) is AutoresetAdapter
     agent.close()
+
+
+class TestGamesAsObjects:
+    """`make_env` plays by the protocol, and so must the copy that an agent is evaluated in."""
+
+    SETTINGS: ClassVar[dict[str, Any]] = {"max_frames": 400, "sticky_actions": 0.25, "full_action_set": True, **TINY}
+
+    @pytest.mark.parametrize("wrap", [lambda game: game, lambda game: gym.wrappers.TimeLimit(game, 50)])
+    def test_a_copy_is_the_same_game_in_the_same_state(self, wrap: Any) -> None:
+        game = wrap(make_env(BREAKOUT, {"mode": 4}, atari=AtariConfig(**self.SETTINGS)))
+        game.reset(seed=0)
+        actions = random_actions(game.action_space, 60, 1)[:, 0]
+        for action in actions[:20]:
+            game.step(action)
+        twin = copy_env(game)
+        assert isinstance(twin, gym.Env)
+        assert twin.unwrapped.config == game.unwrapped.config  # type: ignore[attr-defined]
+        shown, again = ([env.step(action) for action in actions[20:]] for env in (game, twin))
+        for (obs, *rest), (other, *others) in zip(shown, again, strict=True):
+            np.testing.assert_array_equal(obs, other)
+            assert rest == others
+
+    def test_an_agent_is_evaluated_by_the_protocol(self) -> None:
+        game = make_env(PONG, atari=AtariConfig(**self.SETTINGS))
+        agent = PPO(game, num_steps=16, minibatch_size=16, num_epochs=1, eval_every=16, eval_episodes=1, num_threads=1)
+        result = agent.learn(32, progress=False)
+        assert result.final_evaluation is not None
+        assert result.final_evaluation.lengths[0] <= 100, "400 frames, 4 to a step"
+        assert agent._experiment.evaluator.env.env.single_observation_space == game.observation_space  # type: ignore[attr-defined]
+        agent.close()
+
+    def test_they_pass_the_check(self) -> None:
+        assert [finding for finding in check_env(PONG, num_steps=50) if finding.level != "info"] == []
 
 
 class TestMissingExtras:

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from rl_training.contracts.errors import ConfigError, EnvError, MissingExtraError
@@ -271,6 +272,16 @@ class TestCopies:
     def test_what_cannot_be_copied_is_said(self) -> None:
         with pytest.raises(EnvError, match=r"cannot be copied for evaluation.*a socket.*eval_env="):
             copy_env(Uncopyable())
+
+    def test_what_a_spec_makes_is_a_copy_only_with_the_same_spaces(self) -> None:
+        """Whatever was put around the environment by hand is not in its spec."""
+        env = Uncopyable()
+        env.spec = gym.spec("CartPole-v1")
+        env.observation_space, env.action_space = gym.make("CartPole-v1").observation_space, spaces.Discrete(2)
+        assert isinstance(copy_env(env), gym.Env)
+        env.observation_space = spaces.Box(-1, 1, (3,))
+        with pytest.raises(EnvError, match=r"made anew from its spec, it has the spaces .*eval_env="):
+            copy_env(env)
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ class SnapshotTouching(Snapshot, PointTouching):
     pass
 
 
+FRAMES = {"wrappers": [{"name": "FrameStackObservation", "kwargs": {"stack_size": 3}}]}
 PRIORITIZED = {"prioritized": True, "importance_exponent": Linear(0.4, 1.0)}
 OFF_POLICY = {
     "dqn": ("dqn", "CartPole-v1", {}, {}),
@@ -124,13 +125,9 @@ OFF_POLICY = {
     "ddpg-ou": ("ddpg", "Pendulum-v1", {"noise": {"kind": "ou", "std": Linear(0.3, 0.1)}}, {"num_envs": 2}),
     "td3": ("td3", "Pendulum-v1", {"random_steps": 30}, {}),
     "drqv2": ("drqv2", DOT, {"noise": {"std": Linear(1.0, 0.1)}}, {"num_envs": 2}),
-    "drqv2-frames": (
-        "drqv2",
-        DOT,
-        PRIORITIZED,
-        {"wrappers": [{"name": "FrameStackObservation", "kwargs": {"stack_size": 3}}]},
-    ),
+    "drqv2-frames": ("drqv2", DOT, PRIORITIZED, FRAMES),
     "sac": ("sac", "Pendulum-v1", {}, {}),
+    "sac-frames-float64": ("sac", "InvertedPendulum-v5", {}, {"num_envs": 2, **FRAMES}),
     "sac-normalized": ("sac", "Pendulum-v1", {"policy_delay": 2}, {"num_envs": 2, **NORMALIZED}),
     "sac-hindsight": (
         "sac",

@@ -6,6 +6,9 @@ import importlib.machinery
 import io
 import json
 import math
+import os
+import shutil
+import socket
 import sys
 import time
 import types
@@ -202,6 +205,99 @@ def test_wandb_is_behind_a_flag_and_a_resumed_run_goes_on_in_the_same_one(tmp_pa
     assert wandb.inits[0]["config"]["algorithm"]["num_steps"] == 16
     steps = [step for step, metrics in wandb.logged if "loss/policy" in metrics]
     assert steps == [32, 64, 96, 128, 160, 192]
+
+
+def test_wandb_itself_in_offline_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real package: a run and its resume, without a network, leave the numbers in files of the run directory."""
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}.items():
+        monkeypatch.setenv(name, value)
+    config = TrainConfig(algo="ppo", env_id="CartPole-v1", output_dir=tmp_path, wandb=True, **TINY)
+    result = train(config, progress=False)
+    assert result.run_dir is not None
+    resume(result.run_dir, total_timesteps=192, progress=False)
+    run_id = json.loads((result.run_dir / "metadata.json").read_text())["run_id"]
+    logs = sorted((result.run_dir / "wandb").glob(f"offline-run-*-{run_id}/run-{run_id}.wandb"))
+    assert len(logs) == 2, "one for each start, both of the same run"
+    assert all(b"loss/policy" in log.read_bytes() for log in logs)
+
+
+# MLflow
+
+
+def mlflow_client(home: Path) -> Any:
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any connection to elsewhere is an error."""
+
+    def refuse(self: socket.socket, address: Any) -> None:
+        raise AssertionError(f"a connection to {address}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket.socket, "connect_ex", refuse)
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_mlflow_keeps_runs_beside_them_and_a_resumed_one_goes_on(
+    tmp_path: Path, no_network: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = {**TINY, "checkpoint_every": 64}
+    config = TrainConfig(algo="ppo", env_id="CartPole-v1", output_dir=Path("runs"), mlflow=True, **settings)
+    result = train(config, progress=False)
+    assert result.run_dir is not None
+    assert sorted(os.listdir(tmp_path)) == ["runs"], "nothing beside the output directory"
+    client = mlflow_client(tmp_path / "runs")
+    (experiment,) = [e for e in client.search_experiments() if e.name == "rl-training"]
+    assert experiment.artifact_location.endswith("runs/mlartifacts")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_name == result.run_dir.name
+    assert run.info.status == "FINISHED"
+    assert run.data.params["algorithm.num_steps"] == "16"
+    assert run.data.params["seed"] == str(config.seed)
+    about = json.loads((result.run_dir / "metadata.json").read_text())
+    assert run.data.tags["version.torch"] == about["versions"]["torch"]
+    assert run.data.tags["rl_training.run_id"] == about["run_id"]
+    assert ("mlflow.source.git.commit" in run.data.tags) == (about["git_commit"] is not None)
+
+    shutil.rmtree(result.run_dir / "checkpoints" / "step_128")  # as if it had been killed before
+    shutil.rmtree(result.run_dir / "checkpoints" / "best", ignore_errors=True)
+    resume(result.run_dir, total_timesteps=192, progress=False)
+    (run,) = client.search_runs([experiment.experiment_id])
+    history = client.get_metric_history(run.info.run_id, "loss/policy")
+    assert [point.step for point in history] == [32, 64, 96, 128, 160, 192], "every step once"
+    lines = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    written = {line["global_step"]: line["loss/policy"] for line in lines if "loss/policy" in line}
+    assert [point.value for point in history] == [written[point.step] for point in history]
+    assert run.data.metrics["eval/return_mean"] > 0
+    assert "global_step" not in run.data.metrics
+
+
+def test_mlflow_goes_where_its_variables_say_and_knows_of_failures(
+    tmp_path: Path, no_network: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/elsewhere/mlflow.db")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+
+    def fail(run: Any) -> None:
+        run.record({"share (%)": 0.5})
+        if run.env_steps > 64:
+            raise ZeroDivisionError
+
+    config = TrainConfig(algo="ppo", env_id="CartPole-v1", output_dir=tmp_path / "runs", mlflow=True, **TINY)
+    with pytest.raises(ZeroDivisionError):
+        train(config, callback=fail, progress=False)
+    assert not (tmp_path / "runs" / "mlflow.db").exists()
+    client = mlflow_client(tmp_path / "elsewhere")
+    (run,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    assert run.info.status == "FAILED"
+    assert run.data.metrics["share ___"] == 0.5
 
 
 # The bar

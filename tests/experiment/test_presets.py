@@ -47,6 +47,7 @@ PROMISED = [
         for algo in ("ppo", "dqn", "qrdqn", "rainbow")
         for game in ("Pong-v5", "Breakout-v5", "*")
     ],
+    *[(algo, "ALE/*", {}) for algo in ("a2c", "c51", "iqn")],
     *[
         (algo, env_id, {})
         for algo in ("ddpg", "td3", "sac")
@@ -98,8 +99,9 @@ def test_every_preset_loads_and_is_named_by_its_algorithm(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_states_differences_only(name: str) -> None:
     preset = get_preset(name)
-    default = leaves(TrainConfig(algo=preset.algo, env_id=preset.env_id).to_dict())
-    found = leaves(resolved(preset).to_dict())
+    config = resolved(preset)
+    default = leaves(TrainConfig(algo=preset.algo, env_id=config.env_id).to_dict())
+    found = leaves(config.to_dict())
     said = set(leaves(preset.data)) - {("algo",), ("env_id",)}
     assert said <= set(found)
     repeated = [" > ".join(place) for place in sorted(said) if place in default and found[place] == default[place]]
@@ -131,7 +133,7 @@ def test_found_by_environment_and_arguments() -> None:
     assert discrete.path != continuous.path
     assert "continuous" not in discrete.env_kwargs
     assert continuous.env_kwargs == {"continuous": True}
-    assert find_preset("ppo", "LunarLander-v3", {"continuous": True, "gravity": -5.0}) is None
+    assert find_preset("ppo", "LunarLander-v3", {"continuous": False}) == discrete
     assert find_preset("ppo", "NoSuchThing-v0") is None
     assert find_preset("a2c", "InvertedPendulum-v4") is None
 
@@ -141,13 +143,47 @@ def test_a_family_is_for_every_member_without_a_preset_of_its_own() -> None:
     assert pong is not None
     assert other is not None
     assert (pong.name, other.name) == ("ppo/pong", "ppo/atari")
-    assert find_preset("ppo", "ALE/Seaquest-v5", {"difficulty": 1}) is None
     config, found = resolve_with_preset([Layer({"algo": "ppo", "env_id": "ALE/Seaquest-v5"}, "command line")])
     assert found == other
     assert config.env_id == "ALE/Seaquest-v5"
     assert not config.eval_deterministic
     with pytest.raises(ConfigError, match="preset ppo/atari: 'env_id' is required"):
         resolve([other.layer()])
+
+
+@pytest.mark.parametrize(
+    ("algo", "env_id", "kwargs", "expected"),
+    [
+        ("ppo", "ALE/Breakout-v5", {"mode": 4}, "ppo/breakout"),
+        ("ppo", "ALE/Seaquest-v5", {"mode": 4, "difficulty": 1}, "ppo/atari"),
+        ("ppo", "ALE/Seaquest-v5", {"obs_type": "ram"}, None),  # not the images that it is for
+        ("ppo", "LunarLander-v3", {"gravity": -5.0}, "ppo/lunarlander"),
+        ("ppo", "LunarLander-v3", {"gravity": -5.0, "continuous": True}, "ppo/lunarlander-continuous"),
+        ("ppo", "LunarLander-v3", {"gravity": -5.0, "continuous": False}, "ppo/lunarlander"),
+        ("dqn", "LunarLander-v3", {"continuous": True}, None),  # no preset of DQN says so, but others do
+        ("sac", "LunarLander-v3", {}, None),
+        ("sac", "LunarLander-v3", {"continuous": False}, None),
+        ("sac", "LunarLander-v3", {"continuous": True, "enable_wind": True}, "sac/lunarlander-continuous"),
+        ("drqv2", "Pendulum-v1", {}, None),
+        ("drqv2", "Pendulum-v1", {"render_mode": "rgb_array", "g": 5.0}, "drqv2/pendulum-pixels"),
+        ("ppo", "Pendulum-v1", {"render_mode": "rgb_array"}, "ppo/pendulum"),
+        ("ppo", "Pendulum-v1", {"g": 5.0}, "ppo/pendulum"),
+    ],
+)
+def test_a_preset_is_for_more_arguments_than_its_own(
+    algo: str, env_id: str, kwargs: dict[str, Any], expected: str | None
+) -> None:
+    found = find_preset(algo, env_id, kwargs)
+    assert (None if found is None else found.name) == expected
+
+
+def test_arguments_that_go_further_are_kept() -> None:
+    layer = Layer({"algo": "ppo", "env_id": "ALE/Breakout-v5", "env_kwargs": {"mode": 4}}, "command line")
+    config, preset = resolve_with_preset([layer])
+    assert preset is not None
+    assert config.env_kwargs == {"mode": 4}
+    assert not config.eval_deterministic
+    assert config.vectorization == "sync", "ale-py's vector environment has one mode"
 
 
 def test_layers_say_which_preset_lies_underneath() -> None:
@@ -162,6 +198,13 @@ def test_layers_say_which_preset_lies_underneath() -> None:
     config, none = resolve_with_preset([Layer({"algo": "ppo", "env_id": "NoSuchThing-v0"}, "file")])
     assert none is None
     assert config == TrainConfig(algo="ppo", env_id="NoSuchThing-v0")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if get_preset(name).env_id.startswith("ALE/")])
+def test_games_are_not_evaluated_without_chance(name: str) -> None:
+    """They are deterministic: an agent that is as well may play one and the same game for ever."""
+    config = resolved(get_preset(name))
+    assert config.eval_epsilon > 0 or not config.eval_deterministic
 
 
 def test_a_wrong_name_gets_the_nearest_one() -> None:

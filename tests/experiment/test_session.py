@@ -509,14 +509,17 @@ def test_what_is_wrong_is_found_before_a_run_directory_is_made(tmp_path: Path) -
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(("settings", "extra"), [({"wandb": True}, "wandb"), ({"video_every": 64}, "video")])
+@pytest.mark.parametrize(
+    ("settings", "extra"),
+    [({"wandb": True}, "wandb"), ({"mlflow": True}, "mlflow"), ({"video_every": 64}, "video")],
+)
 def test_a_missing_extra_is_found_before_a_run_directory_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], extra: str
 ) -> None:
     from rl_training.experiment import video
-    from rl_training.experiment.logging import wandb
+    from rl_training.experiment.logging import mlflow, wandb
 
-    for module in (video, wandb):
+    for module in (video, wandb, mlflow):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=rf"pip install 'rl-training\[{extra}\]'"):
         train(a_config(tmp_path, **settings), progress=False)

@@ -2,18 +2,24 @@
 
 The policy is the final one, or the best on the way where that is what was published for a preset (`BEST`). Levels are
 what a correct implementation reaches reliably, below what others publish: for PPO and A2C by RL Baselines3 Zoo (in the
-order below 242, 500, 500 and -172). Our own results are in `rl_training/zoo/results`; `scripts/measure_presets.py`
-makes them, by the same code.
+order below 242, 500, 500 and -172). Our own results are in `rl_training/zoo/results`; benchmarks make them, by the same
+code.
 """
 
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
-from scripts.measure_presets import configure, measure
+
+from rl_training.experiment.presets import get_preset
+from rl_training.zoo.suites import Judged, Protocol, task_config
+from rl_training.zoo.worker import measure, run_config
 
 SEEDS = (0, 1, 2)
-FINAL, BEST = False, True
+FINAL: Judged = "final"
+BEST: Judged = "best"
+PROTOCOL = Protocol(points=20, episodes=10, final_episodes=20)
 CARTPOLE = {"total_timesteps": 50_000}
 MOUNTAINCAR = {"total_timesteps": 150_000}
 PENDULUM = {"total_timesteps": 20_000}
@@ -22,7 +28,7 @@ HALFCHEETAH = {"env_id": "HalfCheetah-v4", "total_timesteps": 100_000}
 
 @pytest.mark.learning
 @pytest.mark.parametrize(
-    ("preset", "changes", "best", "level"),
+    ("preset", "changes", "judge", "level"),
     [
         ("ppo/lunarlander", {"total_timesteps": 1_000_000}, FINAL, 200.0),
         ("ppo/cartpole", {"total_timesteps": 100_000}, FINAL, 475.0),
@@ -31,11 +37,11 @@ HALFCHEETAH = {"env_id": "HalfCheetah-v4", "total_timesteps": 100_000}
         ("trpo/cartpole", {"total_timesteps": 100_000}, FINAL, 475.0),
         ("trpo/pendulum", {"total_timesteps": 100_000}, FINAL, -250.0),
         ("dqn/cartpole", {"total_timesteps": 100_000}, BEST, 400.0),
-        ("dqn/cartpole", {**CARTPOLE, "double": True}, BEST, 400.0),
-        ("dqn/cartpole", {**CARTPOLE, "dueling": True}, BEST, 400.0),
-        ("dqn/cartpole", {**CARTPOLE, "noisy": True, "epsilon": 0.0}, BEST, 400.0),
-        ("dqn/cartpole", {**CARTPOLE, "n_step": 3}, BEST, 400.0),
-        ("dqn/cartpole", {**CARTPOLE, "prioritized": True}, BEST, 400.0),
+        ("dqn/cartpole", {**CARTPOLE, "algorithm": {"double": True}}, BEST, 400.0),
+        ("dqn/cartpole", {**CARTPOLE, "algorithm": {"dueling": True}}, BEST, 400.0),
+        ("dqn/cartpole", {**CARTPOLE, "algorithm": {"noisy": True, "epsilon": 0.0}}, BEST, 400.0),
+        ("dqn/cartpole", {**CARTPOLE, "algorithm": {"n_step": 3}}, BEST, 400.0),
+        ("dqn/cartpole", {**CARTPOLE, "algorithm": {"prioritized": True}}, BEST, 400.0),
         ("qrdqn/cartpole", CARTPOLE, BEST, 400.0),
         ("iqn/cartpole", CARTPOLE, BEST, 400.0),
         ("rainbow/cartpole", CARTPOLE, BEST, 400.0),
@@ -50,8 +56,17 @@ HALFCHEETAH = {"env_id": "HalfCheetah-v4", "total_timesteps": 100_000}
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*HalfCheetah-v4 is out of date:DeprecationWarning")
-def test_preset_reaches_its_level(preset: str, changes: dict[str, Any], best: bool, level: float) -> None:
-    config = configure(preset, changes)
-    runs = [measure(config, seed, best=best) for seed in SEEDS]
-    untrained, trained = [run["untrained_mean"] for run in runs], [run["mean"] for run in runs]
+def test_preset_reaches_its_level(
+    preset: str, changes: dict[str, Any], judge: Judged, level: float, tmp_path: Path
+) -> None:
+    config = task_config(get_preset(preset), changes, "test")
+    untrained, trained = [], []
+    for seed in SEEDS:
+        run = measure(run_config(config, PROTOCOL, seed, tmp_path), PROTOCOL.final_episodes)
+        assert run is not None
+        before, after = run.untrained, run.judged(judge)
+        assert before is not None
+        assert after is not None
+        untrained.append(before.mean)
+        trained.append(after.mean)
     assert median(untrained) < level <= median(trained), f"untrained {untrained}, trained {trained}"

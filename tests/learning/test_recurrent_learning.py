@@ -1,27 +1,40 @@
 """A memory must solve what cannot be solved without one; plain PPO gets the same environment and as many steps.
 
 Three seeds, deterministic episodes of the final policy, the median seed counts. Our own results are in
-`rl_training/zoo/results/foundation.json` and `memory.json`.
+`rl_training/zoo/results/classic.json` and `memory.json`.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
-from scripts.measure_presets import configure, measure
 
+from rl_training.experiment.presets import get_preset
+from rl_training.zoo.suites import Protocol, task_config
+from rl_training.zoo.worker import measure, run_config
 from tests.envs.memory_tasks import SHORT, TASKS, MemoryTask
 
 SEEDS = (0, 1, 2)
 HIDDEN = {"wrappers": [{"name": "HideVelocity"}], "total_timesteps": 200_000}
 
 
+def trained(preset: str, settings: dict[str, Any], seed: int, directory: Path) -> float:
+    """What the final policy of a preset with other settings reaches."""
+    config = task_config(get_preset(preset), settings, "test")
+    run = measure(run_config(config, Protocol(points=1), seed, directory), 20)
+    assert run is not None
+    assert run.final is not None
+    return run.final.mean
+
+
 @pytest.mark.learning
-def test_cartpole_without_velocities() -> None:
-    with_memory = configure("recurrent_ppo/cartpole-novelocity", {"total_timesteps": 200_000})
-    without = configure("ppo/cartpole", HIDDEN)
-    reached, not_reached = ([measure(config, seed)["mean"] for seed in SEEDS] for config in (with_memory, without))
+def test_cartpole_without_velocities(tmp_path: Path) -> None:
+    memory = {"total_timesteps": 200_000}
+    reached = [trained("recurrent_ppo/cartpole-novelocity", memory, seed, tmp_path) for seed in SEEDS]
+    not_reached = [trained("ppo/cartpole", HIDDEN, seed, tmp_path) for seed in SEEDS]
     assert median(reached) >= 400.0, f"with a memory {reached}"
     assert median(not_reached) < 200.0, f"without {not_reached}"
 

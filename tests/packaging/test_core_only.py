@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Modules of the extras: hidden even if their distribution says nothing of them, and all expected to be hidden.
 EXTRA_MODULES = {
     *("ale_py", "mujoco", "Box2D", "pygame", "moviepy", "imageio", "wandb", "cv2", "matplotlib", "pandas"),
+    *("optuna", "plotly", "scipy", "pyarrow"),
     *("mkdocs", "material", "mkdocstrings", "pytest", "_pytest", "xdist", "ruff", "mypy", "importlinter", "build"),
 }
 
@@ -158,6 +159,17 @@ def test_core_alone_trains_and_evaluates(core_only: str, tmp_path: Path) -> None
     evaluate = ["eval", str(run_dir), "--num-episodes", "2"]
     shown = run_python(HIDE + "run(json.loads(sys.argv.pop(1)))", core_only, json.dumps(evaluate), cwd=tmp_path)
     assert re.search(r"\d", shown), f"evaluation says nothing: {shown!r}"
+
+
+def test_core_alone_has_the_zoo_but_for_statistics_and_plots(core_only: str, tmp_path: Path) -> None:
+    run_python(HIDE + "import rl_training.zoo.benchmark, rl_training.zoo.worker, rl_training.zoo.progress", core_only)
+    shown = run_python(HIDE + 'run(["zoo", "benchmark", "--list"])', core_only, cwd=tmp_path)
+    assert "smoke" in shown
+    report = json.dumps(["zoo", "report", "--docs-dir", str(ROOT / "docs"), "--check"])
+    code = HIDE + "from rl_training.cli import main\nprint('code', main(json.loads(sys.argv.pop(1))))"
+    refused = run_python(code, core_only, report, cwd=tmp_path)
+    assert "pip install 'rl-training[plot]'" in refused
+    assert "code 2" in refused
 
 
 def modules_after(code: str, *arguments: str) -> set[str]:

@@ -11,6 +11,7 @@ from gymnasium.vector.utils import batch_space
 
 import rl_training
 from rl_training.contracts.errors import SpaceError
+from rl_training.contracts.images import has_images, image_layout
 from rl_training.policies import encoders
 from rl_training.policies.encoders import (
     DictEncoder,
@@ -20,8 +21,6 @@ from rl_training.policies.encoders import (
     ImpalaCNN,
     NatureCNN,
     encoder_names,
-    has_images,
-    image_layout,
     make_encoder,
     register_encoder,
 )
@@ -170,6 +169,7 @@ LAYOUTS = [
     pytest.param((8, 8, 20), (20, (8, 8)), id="many-planes-last"),
     pytest.param((20, 8, 8), (20, (8, 8)), id="many-planes-first"),
     pytest.param((5, 5, 5), (5, (5, 5)), id="cube"),
+    pytest.param((84, 80), (1, (84, 80)), id="one-grey-picture"),
 ]
 
 
@@ -180,7 +180,7 @@ class TestImages:
         assert (layout.num_channels, layout.size) == expected
 
     @pytest.mark.parametrize("name", CONVOLUTIONS)
-    @pytest.mark.parametrize("shape", [(40, 44, 3), (3, 40, 44), (2, 40, 44, 3), (2, 3, 40, 44)])
+    @pytest.mark.parametrize("shape", [(40, 44, 3), (3, 40, 44), (2, 40, 44, 3), (2, 3, 40, 44), (40, 44)])
     def test_all_layouts_are_encoded(self, name, shape):
         space = image(*shape)
         encoder = make_encoder(name, space)
@@ -199,10 +199,11 @@ class TestImages:
             (9, 10, 3): frames[:, 0].transpose(0, 2, 3, 1),
             (2, 3, 9, 10): frames,
             (2, 9, 10, 3): frames.transpose(0, 1, 3, 4, 2),
+            (9, 10): frames[:, 0, 0],
         }
         for shape, picture in pictures.items():
             found = ImageEncoder(image(*shape)).pixels(torch.from_numpy(picture.copy()))
-            expected = frames[:, 0] if len(shape) == 3 else frames.reshape(1, 6, 9, 10)
+            expected = {2: frames[:, 0, :1], 3: frames[:, 0], 4: frames.reshape(1, 6, 9, 10)}[len(shape)]
             torch.testing.assert_close(found, torch.from_numpy(expected) / 255.0)
 
     @pytest.mark.parametrize(
@@ -231,7 +232,10 @@ class TestImages:
             (image(7, 7, 3), ImpalaCNN),
             (image(1, 1, 1), ImpalaCNN),
             (image(4, 84, 84, 1), NatureCNN),
-            (image(84, 84), FlatEncoder),  # no channels: perhaps a table
+            (image(84, 84), NatureCNN),
+            (image(8, 35), ImpalaCNN),
+            (image(7, 84), FlatEncoder),  # too low for a picture: perhaps a few vectors
+            (spaces.Box(0, 255, (84, 84), np.int16), FlatEncoder),  # not bytes: perhaps a table
             (spaces.Box(0.0, 1.0, (84, 84, 3)), FlatEncoder),  # not bytes: perhaps a grid of anything
         ],
     )
@@ -263,9 +267,9 @@ class TestImages:
         assert [x.unique().tolist() for x in seen] == [[-0.5], [0.5]]
 
     @pytest.mark.parametrize("name", CONVOLUTIONS)
-    @pytest.mark.parametrize("space", [image(84, 84), spaces.Discrete(3), spaces.Dict({"camera": IMAGE})])
+    @pytest.mark.parametrize("space", [image(84), spaces.Discrete(3)])
     def test_no_image_no_convolution(self, name, space):
-        with pytest.raises(SpaceError, match="needs images, a Box with 3 or 4 dimensions"):
+        with pytest.raises(SpaceError, match="need images, a Box with 2, 3 or 4 dimensions"):
             make_encoder(name, space)
 
     def test_in_a_dict(self):
@@ -278,16 +282,22 @@ class TestImages:
 
     def test_in_a_dict_by_name(self):
         space = spaces.Dict({"camera": image(16, 16, 3), "speed": spaces.Box(-1, 1, (2,)), "gear": spaces.Discrete(3)})
-        encoder = DictEncoder(space, images="drq_cnn")
+        encoder = make_encoder("drq_cnn", space)
         assert [type(part) for part in encoder.parts] == [DrQCNN, FlatEncoder, FlatEncoder]
         assert encoder.num_features == 32 + 3 + 2
+
+    def test_a_name_for_images_in_a_dict_without_any(self):
+        with pytest.raises(SpaceError, match="encoder 'impala_cnn' is for images, and there are none in Dict"):
+            make_encoder("impala_cnn", spaces.Dict({"speed": spaces.Box(-1, 1, (2,))}))
 
     @pytest.mark.parametrize(
         ("space", "expected"),
         [
             (image(4, 4, 3), True),
             (image(2, 4, 4, 3), True),
-            (image(84, 84), False),
+            (image(84, 84), True),
+            (image(8, 8), True),
+            (image(4, 128), False),
             (spaces.Box(0.0, 1.0, (4, 4, 3)), False),
             (spaces.Discrete(2), False),
             (spaces.Dict({"camera": image(4, 4, 3), "speed": spaces.Box(-1, 1, (2,))}), True),
@@ -366,6 +376,16 @@ def test_unsupported_spaces_are_refused_in_words(space):
     assert "Supported are Box, Discrete, MultiDiscrete, MultiBinary and a Dict of these" in str(caught.value)
 
 
+class LampAndNoise(Lamp):
+    """Beside the picture, a number."""
+
+    observation_space = spaces.Dict({"picture": image(8, 8, 1), "noise": spaces.Box(0.0, 1.0, (1,))})
+
+    def reset(self, *, seed=None, options=None):
+        picture, info = super().reset(seed=seed)
+        return {"picture": picture, "noise": self.np_random.random(1, np.float32)}, info
+
+
 class TestRegister:
     @pytest.fixture(autouse=True)
     def own_registry(self, monkeypatch):
@@ -390,6 +410,107 @@ class TestRegister:
                 return 2 * super().forward(obs)
 
         assert encode(spaces.Discrete(2), [1], name="twice") == [[0, 2]]
+
+    def test_an_image_encoder_is_for_the_images_of_a_dict(self):
+        @register_encoder("mean")
+        class Mean(ImageEncoder):
+            num_features = 1
+
+            def forward(self, obs):
+                return self.pixels(obs).mean((1, 2, 3))[:, None]
+
+        @register_encoder("whole")
+        class Whole(DictEncoder):
+            pass
+
+        space = spaces.Dict({"a": image(8, 8, 3), "b": spaces.Box(-1, 1, (2,)), "c": image(9, 9)})
+        encoder = make_encoder("mean", space)
+        assert [type(part) for part in encoder.parts] == [Mean, FlatEncoder, Mean]
+        a, c = (torch.full((2, *space[key].shape), 51, dtype=torch.uint8) for key in "ac")
+        features = encoder({"a": a, "b": torch.tensor([[0.5, 1.0]] * 2), "c": c})
+        torch.testing.assert_close(features, torch.tensor([[0.2, 0.5, 1.0, 0.2]] * 2))
+        assert isinstance(make_encoder("whole", space), Whole), "one that is for Dicts gets the Dict"
+
+    @pytest.mark.parametrize("title", ["PPO", "DQN", "RecurrentPPO"])
+    def test_agents_use_it_in_a_dict(self, title):
+        small = {"PPO": {"num_steps": 8}, "RecurrentPPO": {"num_steps": 8}, "DQN": {"learning_starts": 4}}[title]
+        network = {"encoder": "impala_cnn"}
+        agent = getattr(rl_training, title)(LampAndNoise, num_envs=1, eval_every=0, network=network, **small)
+        agent.learn(12, progress=False)
+        used = [type(part) for part in agent.policy.modules() if isinstance(part, encoders.Encoder)]
+        agent.close()
+        assert ImpalaCNN in used
+        assert DictEncoder in used
+
+    @pytest.mark.parametrize("space", [spaces.Box(-1, 1, (4,), np.float64), IMAGE, spaces.Discrete(3, start=2)])
+    @pytest.mark.parametrize(
+        ("width", "gives", "problem"),
+        [
+            (None, 3, "encoder 'mine' must say how many features it gives: set self.num_features"),
+            ("3", 3, "encoder 'mine' must say how many features it gives"),
+            (4, 3, r"num_features is 4, .* shape \(2, 4\); they gave torch.float32 of shape \(2, 3\)"),
+        ],
+    )
+    def test_features_must_be_as_many_as_it_says(self, space, width, gives, problem):
+        @register_encoder("mine")
+        class Mine(encoders.Encoder):
+            def __init__(self, space):
+                super().__init__()
+                if width is not None:
+                    self.num_features = width
+                self.layer = torch.nn.LazyLinear(gives)
+
+            def forward(self, obs):
+                return self.layer(obs.flatten(1).float() if obs.ndim > 1 else obs[:, None].float())
+
+        with pytest.raises(SpaceError, match=problem):
+            make_encoder("mine", space)
+
+    @pytest.mark.parametrize(
+        ("forward", "problem"),
+        [
+            (lambda obs: obs.float(), r"they gave torch.float32 of shape \(2, 4, 4, 3\)"),
+            (lambda obs: obs.flatten(1), r"they gave torch.uint8 of shape \(2, 48\)"),
+            (
+                lambda obs: torch.zeros(3, 2) @ obs.float(),
+                r"fails on a batch of two observations of Box.*: RuntimeError",
+            ),
+        ],
+    )
+    def test_what_is_wrong_with_features_is_said(self, forward, problem):
+        @register_encoder("mine")
+        class Mine(encoders.Encoder):
+            num_features = 48
+
+            def __init__(self, space):
+                super().__init__()
+
+            def forward(self, obs):
+                return forward(obs)
+
+        with pytest.raises(SpaceError, match=rf"encoder 'mine' .*{problem}"):
+            make_encoder("mine", IMAGE)
+
+    def test_trying_leaves_no_trace(self):
+        @register_encoder("normed")
+        class Normed(FlatEncoder):
+            def __init__(self, space):
+                super().__init__(space)
+                self.norm, self.frozen = torch.nn.BatchNorm1d(48), torch.nn.Dropout().eval()
+
+            def forward(self, obs):
+                return self.frozen(self.norm(super().forward(obs)))
+
+        space = image(4, 4, 3)
+        space.seed(1)
+        torch.manual_seed(0)
+        encoder = make_encoder("normed", space)
+        assert torch.equal(torch.rand(1), torch.rand(1, generator=torch.Generator().manual_seed(0)))
+        assert encoder.norm.num_batches_tracked == 0
+        assert (encoder.training, encoder.norm.training, encoder.frozen.training) == (True, True, False)
+        again = image(4, 4, 3)
+        again.seed(1)
+        assert np.array_equal(space.sample(), again.sample())
 
     def test_unknown_names_are_refused_with_the_known_ones(self):
         with pytest.raises(

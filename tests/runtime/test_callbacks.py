@@ -31,10 +31,13 @@ class FakeRun:
         self.total_timesteps = 1_000
         self.policy = object()
         self.best_return = None
-        self.reason, self.evaluations = None, []
+        self.reason, self.evaluations, self.recorded = None, [], {}
 
     def metrics(self):
-        return {"global_step": self.env_steps}
+        return {"global_step": self.env_steps, **self.recorded}
+
+    def record(self, metrics):
+        self.recorded.update(metrics)
 
     def report_evaluation(self, result):
         self.evaluations.append(result)
@@ -201,6 +204,7 @@ def test_evaluations_are_made_when_due_and_reported():
     assert [result.mean for result in run.evaluations] == [1.0, 2.0]
     assert [call[:3] for call in calls] == [(run.policy, 7, False)] * 2
     assert calls[0][3] != calls[1][3], "fresh start states each time"
+    assert run.recorded["time/evaluation_seconds"] > 0
 
     # a resumed one goes on with the seed that the other would have used
     resumed = EvaluationCallback(evaluate, Every(100), num_episodes=7, deterministic=False, seed=3)

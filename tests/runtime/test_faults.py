@@ -488,7 +488,7 @@ def test_a_directory_that_cannot_be_written_to(
 
 MISSING = """
 import contextlib, io, json, sys
-for name in ("mujoco", "Box2D", "pygame", "ale_py", "moviepy", "wandb"):
+for name in ("mujoco", "Box2D", "pygame", "ale_py", "moviepy", "wandb", "mlflow"):
     sys.modules[name] = None
 from rl_training.cli import main
 found = {}
@@ -507,6 +507,7 @@ def test_missing_extras(tmp_path: Path) -> None:
         "box2d": ["LunarLander-v3"],
         "atari": ["ALE/Pong-v5"],
         "wandb": ["CartPole-v1", "--wandb"],
+        "mlflow": ["CartPole-v1", "--mlflow"],
         "video": ["CartPole-v1", "--video-every", "10"],
     }
     done = subprocess.run(

@@ -8,33 +8,35 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 import rl_training
 from rl_training import load
+from rl_training.contracts.batches import Observation
 from rl_training.contracts.spec import FrameStack
 from rl_training.envs import check_env, make_env
+from rl_training.policies import encoders
+from rl_training.policies.encoders import ImageEncoder, ImpalaCNN, NatureCNN
 from rl_training.runtime.off_policy import OffPolicyTrainer
-from tests.envs.pixel_tasks import Motion, Patterns
+from tests.envs.pixel_tasks import Glyphs, Motion
 
-SHARED = {"encoder": "impala_cnn", "shared": True, "actor_sizes": (), "critic_sizes": ()}
-ON_POLICY: dict[str, Any] = {
-    "num_envs": 32, "num_steps": 2, "learning_rate": 2e-3, "gamma": 0.0, "ent_coef": 0.01, "network": SHARED
-}  # fmt: skip
+SHARED = {"encoder": "nature_cnn", "shared": True, "actor_sizes": (), "critic_sizes": ()}
+ON_POLICY: dict[str, Any] = {"num_envs": 32, "learning_rate": 1e-3, "gamma": 0.0, "ent_coef": 0.01, "network": SHARED}
 REPLAY: dict[str, Any] = {
-    "num_envs": 16, "num_steps": 1, "updates_per_step": 1 / 16, "batch_size": 64, "learning_starts": 128,
-    "learning_rate": 2e-3, "buffer_size": 4_000, "gamma": 0.0, "epsilon": 0.2, "target_update_every": 50,
-    "network": {"encoder": "impala_cnn", "sizes": ()},
+    "num_envs": 16, "num_steps": 1, "updates_per_step": 1 / 8, "batch_size": 64, "learning_starts": 256,
+    "learning_rate": 1e-3, "buffer_size": 5_000, "gamma": 0.0, "epsilon": 0.2, "target_update_every": 50,
+    "network": {"encoder": "nature_cnn", "sizes": ()},
 }  # fmt: skip
 ATOMS = {"v_min": 0.0, "v_max": 1.0, "num_atoms": 11}
 FRACTIONS = {"num_fractions": 8, "num_target_fractions": 8, "num_greedy_fractions": 8}
 AGENTS: dict[str, tuple[int, dict[str, Any]]] = {
-    "PPO": (3_000, {**ON_POLICY, "minibatch_size": 64, "num_epochs": 2, "clip_coef": 0.3}),
-    "A2C": (6_000, {**ON_POLICY, "optimizer": {"name": "adam"}}),
-    "DQN": (2_000, REPLAY),
-    "C51": (2_400, {**REPLAY, **ATOMS}),
-    "QRDQN": (2_000, {**REPLAY, "num_quantiles": 8}),
-    "IQN": (2_400, {**REPLAY, **FRACTIONS}),
-    "Rainbow": (2_000, {**REPLAY, **ATOMS, "updates_per_step": 1 / 8, "epsilon": 0.0}),
+    "PPO": (3_072, {**ON_POLICY, "num_steps": 8, "minibatch_size": 64, "num_epochs": 4, "clip_coef": 0.3}),
+    "A2C": (9_216, {**ON_POLICY, "num_steps": 1, "normalize_advantage": True, "optimizer": {"name": "adam"}}),
+    "DQN": (3_072, REPLAY),
+    "C51": (3_072, {**REPLAY, **ATOMS}),
+    "QRDQN": (5_120, {**REPLAY, "num_quantiles": 8, "learning_rate": 3e-4}),
+    "IQN": (3_584, {**REPLAY, **FRACTIONS, "learning_rate": 5e-4, "updates_per_step": 1 / 4}),
+    "Rainbow": (4_096, {**REPLAY, **ATOMS, "epsilon": 0.0}),
 }
 """Steps and settings."""
 
@@ -45,7 +47,7 @@ def make_agent(name: str, env: Any, **settings: Any) -> Any:
     )
 
 
-def score_before_and_after(agent: Any, num_steps: int, num_episodes: int = 50) -> tuple[float, float]:
+def score_before_and_after(agent: Any, num_steps: int, num_episodes: int = 100) -> tuple[float, float]:
     """Mean returns of the untrained and of the trained agent."""
     before = agent.evaluate(num_episodes).mean
     agent.learn(num_steps, progress=False)
@@ -54,45 +56,116 @@ def score_before_and_after(agent: Any, num_steps: int, num_episodes: int = 50) -
     return before, after
 
 
-@pytest.mark.parametrize("task", [Patterns, functools.partial(Patterns, number=True), Motion])
+def score_at_other_places(name: str, num_steps: int, task: dict[str, Any], **settings: Any) -> tuple[float, float]:
+    """Of strokes in places where there were none in training."""
+    env, eval_env = functools.partial(Glyphs, **task), functools.partial(Glyphs, **task, held_out=True)
+    return score_before_and_after(make_agent(name, env, eval_env=eval_env, **settings), num_steps)
+
+
+@pytest.mark.parametrize(
+    "task", [Glyphs, functools.partial(Glyphs, 18, "first", number=True, held_out=True, scrambled=True), Motion]
+)
 def test_tasks_are_sound(task: Any) -> None:
     assert [finding for finding in check_env(task) if finding.level == "error"] == []
 
 
-def test_no_single_pixel_tells_the_pattern() -> None:
-    task = Patterns()
-    images: list[list[Any]] = [[] for _ in range(3)]
-    for seed in range(600):
-        image, _ = task.reset(seed=seed)
-        assert image[..., 0].mean() == 127.5
-        images[task.answer].append(image[..., 0] / 255)
-    means = np.array([np.mean(group, axis=0) for group in images])
-    assert np.abs(means - 0.5).max() < 0.15
-
-
 @pytest.mark.parametrize("name", AGENTS)
-def test_patterns_are_read(name: str) -> None:
-    before, after = score_before_and_after(make_agent(name, Patterns), AGENTS[name][0])
-    assert before <= 0.6
-    assert after >= 0.85
-
-
-@pytest.mark.parametrize(("name", "num_steps"), [("PPO", 5_000), ("DQN", 2_000)])
-@pytest.mark.parametrize("task", [{"channels": "first"}, {"number": True}], ids=["channels first", "image and number"])
-def test_patterns_are_read_in_other_forms(name: str, num_steps: int, task: dict[str, Any]) -> None:
-    network = {**AGENTS[name][1]["network"], "encoder": "auto"}  # by the space: the same, or one for each entry
-    agent = make_agent(name, functools.partial(Patterns, **task), network=network)
-    before, after = score_before_and_after(agent, num_steps)
-    assert before <= 0.6
-    assert after >= 0.85
+def test_nature_cnn_reads_strokes_in_places_that_are_new_to_it(name: str) -> None:
+    before, after = score_at_other_places(name, AGENTS[name][0], {})
+    assert before <= 0.7
+    assert after >= 0.9
 
 
 @pytest.mark.parametrize("name", ["PPO", "DQN"])
+def test_impala_cnn_reads_strokes_in_places_that_are_new_to_it(name: str) -> None:
+    network = {**AGENTS[name][1]["network"], "encoder": "impala_cnn"}
+    before, after = score_at_other_places(name, {"PPO": 3_072, "DQN": 1_536}[name], {"size": 18}, network=network)
+    assert before <= 0.7
+    assert after >= 0.9
+
+
+class Broken(ImageEncoder):
+    """Channels that come last are not brought to the front, so that pixels of all channels stand side by side."""
+
+    def pixels(self, obs: Observation) -> Tensor:
+        """See `ImageEncoder.pixels`."""
+        assert isinstance(obs, Tensor)
+        return obs.reshape(obs.shape[0], self.layout.num_channels, *self.layout.size).float() * self.scale
+
+
+class BrokenNature(Broken, NatureCNN):
+    """See `Broken`."""
+
+
+class BrokenImpala(Broken, ImpalaCNN):
+    """See `Broken`."""
+
+
+class Flat(ImageEncoder):
+    """All pixels, scaled as convolutions get them, and none of the convolutions."""
+
+    def __init__(self, space: Any) -> None:
+        super().__init__(space)
+        self.num_features = int(np.prod(space.shape))
+
+    def forward(self, obs: Observation) -> Tensor:
+        """See `Encoder.forward`."""
+        return self.pixels(obs).flatten(1)
+
+
+WIDE: dict[str, Any] = {"PPO": {"actor_sizes": (256, 256), "critic_sizes": (256, 256)}, "DQN": {"sizes": (256, 256)}}
+
+
+@pytest.mark.parametrize(
+    ("name", "encoder", "task"),
+    [
+        ("PPO", Flat, {}),
+        ("PPO", NatureCNN, {"scrambled": True}),
+        ("PPO", BrokenNature, {}),
+        ("DQN", Flat, {}),
+        ("PPO", Flat, {"size": 18}),
+        ("PPO", ImpalaCNN, {"size": 18, "scrambled": True}),
+        ("PPO", BrokenImpala, {"size": 18}),
+    ],
+)
+def test_nothing_else_reads_them(
+    name: str, encoder: Any, task: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In as many steps, with equal settings: without convolutions, without neighbours, and with a wrong layout."""
+    monkeypatch.setitem(encoders._ENCODERS, "control", encoder)
+    network = {**AGENTS[name][1]["network"], "encoder": "control", **(WIDE[name] if encoder is Flat else {})}
+    _, after = score_at_other_places(name, 3_072, task, network=network)
+    assert after <= 0.8
+
+
+@pytest.mark.parametrize(
+    ("name", "task"), [("PPO", {"channels": "first"}), ("PPO", {"number": True}), ("DQN", {"number": True})]
+)
+def test_strokes_are_read_in_other_forms(name: str, task: dict[str, Any]) -> None:
+    network = {**AGENTS[name][1]["network"], "encoder": "auto"}  # by the space: the same, or one for each entry
+    before, after = score_at_other_places(name, {"PPO": 6_144, "DQN": 4_096}[name], task, network=network)
+    assert before <= 0.8
+    assert after >= 0.9
+
+
+SMALL = {"encoder": "impala_cnn"}
+MOTION: dict[str, dict[str, Any]] = {
+    "PPO": {"num_steps": 2, "num_epochs": 2, "learning_rate": 2e-3, "network": {**SHARED, **SMALL}},
+    "DQN": {
+        "updates_per_step": 1 / 16,
+        "learning_starts": 128,
+        "learning_rate": 2e-3,
+        "network": {"sizes": (), **SMALL},
+    },
+}
+
+
+@pytest.mark.parametrize("name", MOTION)
 @pytest.mark.parametrize("padding", ["reset", "zero", None])
 def test_motion_is_seen_in_a_stack_only(name: str, padding: str | None) -> None:
     """7 is the best return, and 3.5 that of guessing."""
     stack = {"name": "FrameStackObservation", "kwargs": {"stack_size": 2, "padding_type": padding}}
-    agent = make_agent(name, Motion, wrappers=[stack] if padding else [])
+    agent = make_agent(name, Motion, wrappers=[stack] if padding else [], **MOTION[name])
     expected = FrameStack(2, "first" if padding == "reset" else "zero") if padding else None
     assert agent._experiment.spec.frame_stack == expected
     if padding and isinstance(agent._experiment.trainer, OffPolicyTrainer):
@@ -143,7 +216,7 @@ def test_pong_from_training_to_prediction(name: str, vectorization: str, tmp_pat
 
 
 def test_pong_is_filmed(tmp_path: Path) -> None:
-    pytest.importorskip("moviepy")
+    moviepy = pytest.importorskip("moviepy")
     pytest.importorskip("cv2")
     agent = pong_agent("PPO", num_envs=1)
     result = agent.record_video(tmp_path, 1)
@@ -151,6 +224,10 @@ def test_pong_is_filmed(tmp_path: Path) -> None:
     (film,) = tmp_path.glob("*.mp4")
     assert film.stat().st_size > 1_000
     assert result.lengths == [40]
+    clip = moviepy.VideoFileClip(str(film))
+    assert clip.fps == pytest.approx(15), "60 frames a second, of which a step takes 4"
+    assert clip.duration == pytest.approx(41 / 15, abs=0.1)
+    clip.close()
 
 
 def test_what_the_agent_sees_can_be_made_by_hand() -> None:

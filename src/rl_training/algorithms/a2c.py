@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gymnasium import spaces
+from torch import Tensor
 
 from rl_training.algorithms.actor_critic import ActorCriticAlgorithm, ActorCriticConfig
-from rl_training.contracts.batches import Progress, UpdateResult
+from rl_training.contracts.batches import Progress, RolloutBatch, UpdateResult
 from rl_training.contracts.schedule import ScheduleOrFloat, value_of
-from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.settings import choices, documented, log_uniform, setting
 from rl_training.contracts.spec import AlgorithmSpec, Regime
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.functional.policies import explained_variance, normalize, value_loss
@@ -29,43 +30,53 @@ class A2CConfig(ActorCriticConfig):
     same `vf_coef` weighs it half as much.
     """
 
-    num_steps: int = setting(5, "Steps of each environment per rollout.", ge=1)
-    learning_rate: ScheduleOrFloat = setting(7e-4, "Learning rate, a number or a schedule.", ge=0)
-    gae_lambda: float = setting(1.0, "Lambda of generalised advantage estimation; 1 is the n-step return.", ge=0, le=1)
-    normalize_advantage: bool = setting(
-        False, "Normalise advantages to zero mean and unit deviation per gradient step."
+    num_steps: int = setting(5, "Steps of each environment per rollout.", ge=1, search=choices(5, 8, 16, 32, 64))
+    learning_rate: ScheduleOrFloat = setting(
+        7e-4, "Learning rate, a number or a schedule.", ge=0, search=log_uniform(1e-5, 1e-2)
     )
-    optimizer: OptimizerConfig = setting(factory=_rmsprop, help="Optimizer.")
+    gae_lambda: float = setting(
+        1.0,
+        "Lambda of generalised advantage estimation; 1 is the n-step return.",
+        ge=0,
+        le=1,
+        search=choices(0.8, 0.9, 0.95, 0.98, 1.0),
+    )
+    normalize_advantage: bool = setting(
+        False, "Normalise advantages to zero mean and unit deviation per gradient step.", search=choices(False, True)
+    )
+    optimizer: OptimizerConfig = setting(
+        factory=_rmsprop, help="Optimizer.", search={"name": choices("adam", "rmsprop")}
+    )
 
 
 class A2CAlgorithm(ActorCriticAlgorithm[A2CConfig]):
     """One policy-gradient step on each short rollout."""
 
-    def update(self, batch: RolloutBuffer, progress: Progress) -> UpdateResult:
-        """Learn from one rollout."""
+    def losses(self, data: RolloutBatch) -> dict[str, Tensor]:
+        """See `ActorCriticAlgorithm.losses`: those of a whole rollout."""
         config = self.config
-        self.estimate_returns(batch)
-        data = batch.flatten(self.device)
         advantages = normalize(data.advantages) if config.normalize_advantage else data.advantages
-        learning_rate = value_of(config.learning_rate, progress.fraction)
-
-        self.policy.train()
         logprobs, entropies, values = self.policy.evaluate_actions(data.obs, data.actions)
         policy_loss = -(advantages * logprobs).mean()
         critic_loss = value_loss(values, data.returns)
         entropy = entropies.mean()
         loss = policy_loss + config.vf_coef * critic_loss - config.ent_coef * entropy
+        return {"loss": loss, "policy_loss": policy_loss, "critic_loss": critic_loss, "entropy": entropy}
 
-        norm = self.store.step(loss, learning_rate=learning_rate, max_grad_norm=config.max_grad_norm)
-        self.policy.eval()
+    def update(self, batch: RolloutBuffer, progress: Progress) -> UpdateResult:
+        """Learn from one rollout."""
+        self.estimate_returns(batch)
+        data = batch.flatten(self.device)
+        learning_rate = value_of(self.config.learning_rate, progress.fraction)
+        found = self.step(learning_rate, data)
         return UpdateResult(
             metrics={
-                "loss/policy": policy_loss.detach(),
-                "loss/critic": critic_loss.detach(),
-                "loss/total": loss.detach(),
-                "policy/entropy": entropy.detach(),
+                "loss/policy": found["policy_loss"],
+                "loss/critic": found["critic_loss"],
+                "loss/total": found["loss"],
+                "policy/entropy": found["entropy"],
                 "value/explained_variance": explained_variance(data.values, data.returns),
-                "train/gradient_norm": norm,
+                "train/gradient_norm": found["gradient_norm"],
                 "train/learning_rate": learning_rate,
             }
         )

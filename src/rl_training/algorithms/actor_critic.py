@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rl_training.contracts.algorithm import Algorithm
 from rl_training.contracts.arrays import ArrayObservation, map_observation
 from rl_training.contracts.schedule import ScheduleOrFloat
-from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.settings import choices, documented, log_uniform, setting, uniform
 from rl_training.contracts.spec import BoxActions, EnvSpec, OnPolicyConfig
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.policies.actor_critic import ActorCriticPolicy
 from rl_training.policies.networks import ActorCriticNetworkConfig
-from rl_training.policies.parameters import OptimizerConfig, ParameterStore
+from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
 
 
 @documented
@@ -24,12 +26,20 @@ from rl_training.policies.parameters import OptimizerConfig, ParameterStore
 class AdvantageConfig(OnPolicyConfig):
     """Settings shared by on-policy algorithms that estimate advantages."""
 
-    learning_rate: ScheduleOrFloat = setting(3e-4, "Learning rate, a number or a schedule.", ge=0)
+    learning_rate: ScheduleOrFloat = setting(
+        3e-4, "Learning rate, a number or a schedule.", ge=0, search=log_uniform(1e-5, 1e-2)
+    )
     gae_lambda: float = setting(
-        0.95, "Lambda of generalised advantage estimation; 1 is the Monte Carlo return.", ge=0, le=1
+        0.95,
+        "Lambda of generalised advantage estimation; 1 is the Monte Carlo return.",
+        ge=0,
+        le=1,
+        search=choices(0.8, 0.9, 0.95, 0.98, 1.0),
     )
     normalize_advantage: bool = setting(True, "Normalise advantages to zero mean and unit deviation per gradient step.")
-    max_grad_norm: float | None = setting(0.5, "Largest global norm of the gradient; none to not clip.", gt=0)
+    max_grad_norm: float | None = setting(
+        0.5, "Largest global norm of the gradient; none to not clip.", gt=0, search=choices(0.3, 0.5, 1.0, 2.0, 5.0)
+    )
     box_actions: BoxActions = setting("clip", "How real-valued actions stay within a Box space's bounds.")
     network: ActorCriticNetworkConfig = setting(factory=ActorCriticNetworkConfig, help="Networks.")
     optimizer: OptimizerConfig = setting(factory=OptimizerConfig, help="Optimizer.")
@@ -48,7 +58,7 @@ class AdvantageAlgorithm(Algorithm[AdvantageConfigT], Generic[AdvantageConfigT])
         with torch.random.fork_rng(devices=[]):  # initial weights come from our stream, not from the global one
             torch.default_generator.manual_seed(int(rng.integers(2**63)))
             self.policy = ActorCriticPolicy(spec, config.network, config.box_actions).to(device)
-        self.policy.eval()  # training mode lasts only as long as an update
+        self.policy.eval()  # training mode lasts only as long as a gradient step
 
     def estimate_returns(self, rollout: RolloutBuffer) -> None:
         """Advantages and returns of a rollout, bootstrapped at its end and at every truncated episode."""
@@ -75,18 +85,25 @@ class AdvantageAlgorithm(Algorithm[AdvantageConfigT], Generic[AdvantageConfigT])
 class ActorCriticConfig(AdvantageConfig):
     """Settings shared by algorithms whose actor and critic learn from one loss."""
 
-    ent_coef: float = setting(0.0, "Weight of the entropy bonus.", ge=0)
-    vf_coef: float = setting(0.5, "Weight of the value loss.", ge=0)
+    ent_coef: float = setting(
+        0.0, "Weight of the entropy bonus.", ge=0, search=choices(0.0, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1)
+    )
+    vf_coef: float = setting(0.5, "Weight of the value loss.", ge=0, search=uniform(0.2, 2.0))
 
 
 ActorCriticConfigT = TypeVar("ActorCriticConfigT", bound=ActorCriticConfig)
 
 
 class ActorCriticAlgorithm(AdvantageAlgorithm[ActorCriticConfigT], Generic[ActorCriticConfigT]):
-    """Base of algorithms whose actor and critic have one optimizer."""
+    """Base of algorithms whose actor and critic have one optimizer and one loss."""
 
     def __init__(
         self, config: ActorCriticConfigT, spec: EnvSpec, device: torch.device, rng: np.random.Generator
     ) -> None:
         super().__init__(config, spec, device, rng)
         self.store = ParameterStore(self.policy, config.optimizer)
+        self.step = GradientStep(self.store, self.losses, module=self.policy, max_grad_norm=config.max_grad_norm)
+
+    @abstractmethod
+    def losses(self, *inputs: Any) -> dict[str, Tensor]:
+        """What a gradient step makes smaller, named `loss`, and its parts; a function of tensors alone."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from gymnasium import spaces
+from torch import Tensor
 
 from rl_training.algorithms.q_learning import QLearningAlgorithm, QLearningConfig, RowLosses
 from rl_training.contracts.batches import TransitionBatch
@@ -44,7 +45,7 @@ class C51Algorithm(QLearningAlgorithm[C51Config, CategoricalQNetwork]):
             num_outputs=config.num_atoms, v_min=config.v_min, v_max=config.v_max,
         )  # fmt: skip
 
-    def losses(self, batch: TransitionBatch) -> RowLosses:
+    def losses(self, batch: TransitionBatch, *draws: Tensor) -> RowLosses:
         """See `QLearningAlgorithm.losses`. Loss and priority are the divergence from the projected target."""
         network, target = self.policy.network, self.target.module
         with torch.no_grad():

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from torch import Tensor
 
 from rl_training.algorithms.off_policy_actor_critic import OffPolicyActorCriticAlgorithm, OffPolicyActorCriticConfig
-from rl_training.contracts.batches import Progress, TransitionBatch, UpdateResult
+from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.settings import documented, setting
 from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
 from rl_training.functional.ensembles import pessimistic_target
@@ -40,32 +41,30 @@ class DDPGAlgorithm(OffPolicyActorCriticAlgorithm[DDPGConfig]):
         """See `OffPolicyActorCriticAlgorithm.targets`."""
         return [self.actor_target, self.critic_target]
 
+    def q_target(self, batch: TransitionBatch, *draws: Tensor) -> Tensor:
+        """See `OffPolicyActorCriticAlgorithm.q_target`."""
+        next_action = self.actor_target.module(batch.next_obs)
+        return pessimistic_target(batch.reward, batch.discount, self.critic_target.module(batch.next_obs, next_action))
+
+    def actor_losses(self, obs: Observation, *draws: Tensor) -> dict[str, Tensor]:
+        """See `OffPolicyActorCriticAlgorithm.actor_losses`: up the first critic's values."""
+        return {"loss": -self.policy.critic(obs, self.policy.actor(obs), slice(1)).mean()}
+
     def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
         """One gradient step of the critic, one of the actor."""
-        config = self.config
         actor_rate, critic_rate = self.learning_rates(progress)
-        self.policy.train()
-
-        with torch.no_grad():
-            next_q = self.critic_target.module(batch.next_obs, self.actor_target.module(batch.next_obs))
-            q_target = pessimistic_target(batch.reward, batch.discount, next_q)
-        critic = self.critic_step(batch, q_target, critic_rate)
-
-        q = self.policy.critic(batch.obs, self.policy.actor(batch.obs), slice(1))
-        policy_loss = -q.mean()
-        self.actor_store.step(policy_loss, learning_rate=actor_rate, max_grad_norm=config.max_grad_norm)
-
-        self.update_targets(config.tau)
-        self.policy.eval()
+        critic = self.critic_step(critic_rate, batch)
+        actor = self.actor_step(actor_rate, batch.obs)
+        self.update_targets(self.config.tau)
         return UpdateResult(
             metrics={
-                "loss/critic": critic.loss,
-                "loss/policy": policy_loss.detach(),
-                "value/q_mean": critic.q_mean,
+                "loss/critic": critic["loss"],
+                "loss/policy": actor["loss"],
+                "value/q_mean": critic["q_mean"],
                 "train/learning_rate": actor_rate,
-                "train/gradient_norm": critic.gradient_norm,
+                "train/gradient_norm": critic["gradient_norm"],
             },
-            priorities=critic.priorities,
+            priorities=critic["priorities"],
         )
 
 

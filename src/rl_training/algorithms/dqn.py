@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from gymnasium import spaces
+from torch import Tensor
 
 from rl_training.algorithms.q_learning import QLearningAlgorithm, QLearningConfig, RowLosses
 from rl_training.contracts.batches import TransitionBatch
@@ -34,7 +35,7 @@ class DQNAlgorithm(QLearningAlgorithm[DQNConfig, QNetwork]):
         config = self.config
         return QNetwork(self.spec, config.network, dueling=config.dueling, noisy=config.noisy)
 
-    def losses(self, batch: TransitionBatch) -> RowLosses:
+    def losses(self, batch: TransitionBatch, *draws: Tensor) -> RowLosses:
         """See `QLearningAlgorithm.losses`. The priority is the absolute error."""
         network, target = self.policy.network, self.target.module
         with torch.no_grad():

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from rl_training.algorithms.off_policy_actor_critic import OffPolicyActorCriticAlgorithm, OffPolicyActorCriticConfig
 from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.errors import SpaceError
+from rl_training.contracts.images import has_images, image_layout, is_image
 from rl_training.contracts.schedule import Linear, ScheduleOrFloat, value_of
-from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.settings import choices, documented, log_uniform, setting, uniform
 from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
 from rl_training.functional.augment import shift_images
 from rl_training.functional.ensembles import pessimistic_target
 from rl_training.functional.policies import smoothed_action
-from rl_training.policies.encoders import has_images, image_layout, is_image
 from rl_training.policies.exploration import NoiseConfig
 from rl_training.policies.pixels import PixelNetworkConfig, PixelPolicy
 
@@ -32,17 +32,34 @@ def _fading_noise() -> NoiseConfig:
 class DrQv2Config(OffPolicyActorCriticConfig):
     """Settings of DrQ-v2. The defaults are the paper's, for tasks of medium difficulty and an action repeat of 2."""
 
-    learning_starts: int = setting(2_000, "Environment steps before the first gradient step.", ge=0)
-    updates_per_step: float = setting(
-        0.5, "Gradient steps per environment step, whatever the number of environments (0.25, 1, 20).", ge=0
+    learning_starts: int = setting(
+        2_000, "Environment steps before the first gradient step.", ge=0, search=choices(500, 1_000, 2_000, 4_000)
     )
-    n_step: int = setting(3, "Rewards that are summed before the bootstrap.", ge=1)
-    learning_rate: ScheduleOrFloat = setting(1e-4, "Learning rate of the actor, a number or a schedule.", ge=0)
-    tau: float = setting(0.01, "Share of the new weights in each update of the target networks.", ge=0, le=1)
+    updates_per_step: float = setting(
+        0.5,
+        "Gradient steps per environment step, whatever the number of environments (0.25, 1, 20).",
+        ge=0,
+        search=choices(0.25, 0.5, 1.0),
+    )
+    n_step: int = setting(3, "Rewards that are summed before the bootstrap.", ge=1, search=choices(1, 3, 5))
+    learning_rate: ScheduleOrFloat = setting(
+        1e-4, "Learning rate of the actor, a number or a schedule.", ge=0, search=log_uniform(1e-5, 1e-3)
+    )
+    tau: float = setting(
+        0.01,
+        "Share of the new weights in each update of the target networks.",
+        ge=0,
+        le=1,
+        search=log_uniform(1e-3, 0.1),
+    )
     shift: int = setting(4, "Largest random shift of images in each direction, in pixels (4 is for 84 x 84).", ge=0)
     noise_clip: float = setting(0.3, "Largest noise on an action inside of updates; its deviation is noise.std.", ge=0)
     network: PixelNetworkConfig = setting(factory=PixelNetworkConfig, help="Networks.")
-    noise: NoiseConfig = setting(factory=_fading_noise, help="Noise added to actions while exploring.")
+    noise: NoiseConfig = setting(
+        factory=_fading_noise,
+        help="Noise added to actions while exploring.",
+        search={"std": {"end": uniform(0.05, 0.3), "until": uniform(0.1, 0.8)}},
+    )
 
 
 class DrQv2Algorithm(OffPolicyActorCriticAlgorithm[DrQv2Config]):
@@ -55,9 +72,9 @@ class DrQv2Algorithm(OffPolicyActorCriticAlgorithm[DrQv2Config]):
         space = spec.observation_space
         if not has_images(space):
             raise SpaceError(
-                f"DrQv2 learns from images, a Box of uint8 with 3 or 4 dimensions or a Dict with one; got {space} from "
-                f"'{spec.env_id}'. For such observations use TD3 or SAC; to learn from what the environment renders, "
-                "add the wrapper AddRenderObservation."
+                f"DrQv2 learns from images, a Box of uint8 with 2, 3 or 4 dimensions or a Dict with one; got {space} "
+                f"from '{spec.env_id}'. For such observations use TD3 or SAC; to learn from what the environment "
+                "renders, add the wrapper AddRenderObservation."
             )
         super().__init__(config, spec, device, rng)
         parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
@@ -68,37 +85,42 @@ class DrQv2Algorithm(OffPolicyActorCriticAlgorithm[DrQv2Config]):
         """See `OffPolicyActorCriticAlgorithm.critic_parts`: the encoder too. It has no slow copy in the target."""
         return nn.ModuleDict({"encoder": self.policy.encoder, "critic": self.policy.critic})
 
+    def critic_losses(self, batch: TransitionBatch, *draws: Tensor) -> dict[str, Tensor]:
+        """See `OffPolicyActorCriticAlgorithm.critic_losses`. Beside them, the features that the encoder found."""
+        features = self.policy.encoder(batch.obs)
+        found = super().critic_losses(batch._replace(obs=features), *draws)
+        return {**found, "features": features}
+
+    def q_target(self, batch: TransitionBatch, *draws: Tensor) -> Tensor:
+        """See `OffPolicyActorCriticAlgorithm.q_target`: of the next action with clipped noise."""
+        (noise,) = draws
+        next_features = self.policy.encoder(batch.next_obs)
+        next_q = self.critic_target.module(next_features, self.sample(next_features, noise))
+        return pessimistic_target(batch.reward, batch.discount, next_q)
+
+    def actor_losses(self, obs: Observation, *draws: Tensor) -> dict[str, Tensor]:
+        """See `OffPolicyActorCriticAlgorithm.actor_losses`. It sees features, and so does not train the encoder."""
+        (noise,) = draws
+        assert isinstance(obs, Tensor)
+        return {"loss": -self.policy.critic(obs, self.sample(obs, noise)).amin(0).mean()}
+
     def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
         """One gradient step of the encoder and the critics, one of the actor."""
-        config = self.config
         actor_rate, critic_rate = self.learning_rates(progress)
-        std = value_of(config.noise.std, progress.fraction)
-        self.policy.train()
-
-        features = self.policy.encoder(self.shifted(batch.obs))
-        with torch.no_grad():
-            next_features = self.policy.encoder(self.shifted(batch.next_obs))
-            next_action = self.sample(next_features, std * self.draw_noise(batch))
-            next_q = self.critic_target.module(next_features, next_action)
-            q_target = pessimistic_target(batch.reward, batch.discount, next_q)
-        critic = self.critic_step(batch._replace(obs=features), q_target, critic_rate)
-
-        features = features.detach()  # the actor does not train the encoder
-        action = self.sample(features, std * self.draw_noise(batch))
-        policy_loss = -self.policy.critic(features, action).amin(0).mean()
-        self.actor_store.step(policy_loss, learning_rate=actor_rate, max_grad_norm=config.max_grad_norm)
-
-        self.update_targets(config.tau)
-        self.policy.eval()
+        std = value_of(self.config.noise.std, progress.fraction)
+        shifted = batch._replace(obs=self.shifted(batch.obs), next_obs=self.shifted(batch.next_obs))
+        critic = self.critic_step(critic_rate, shifted, std * self.draw_noise(batch))
+        actor = self.actor_step(actor_rate, critic["features"], std * self.draw_noise(batch))
+        self.update_targets(self.config.tau)
         return UpdateResult(
             metrics={
-                "loss/critic": critic.loss,
-                "loss/policy": policy_loss.detach(),
-                "value/q_mean": critic.q_mean,
+                "loss/critic": critic["loss"],
+                "loss/policy": actor["loss"],
+                "value/q_mean": critic["q_mean"],
                 "train/learning_rate": actor_rate,
-                "train/gradient_norm": critic.gradient_norm,
+                "train/gradient_norm": critic["gradient_norm"],
             },
-            priorities=critic.priorities,
+            priorities=critic["priorities"],
         )
 
     def sample(self, features: Tensor, noise: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_training.algorithms.q_learning import QLearningAlgorithm, QLearningConfig, RowLosses
 from rl_training.contracts.batches import TransitionBatch
-from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.settings import choices, documented, setting
 from rl_training.contracts.spec import AlgorithmSpec, Regime
 from rl_training.functional.distributional import quantile_huber_loss
 from rl_training.functional.values import at_action, td_target
@@ -23,8 +23,10 @@ from rl_training.policies.q_networks import ImplicitQuantileQNetwork
 class IQNConfig(QLearningConfig):
     """Settings of IQN."""
 
-    num_fractions: int = setting(64, "Fractions at which a prediction is learned.", ge=1)
-    num_target_fractions: int = setting(64, "Fractions at which its target is sampled.", ge=1)
+    num_fractions: int = setting(64, "Fractions at which a prediction is learned.", ge=1, search=choices(8, 16, 32, 64))
+    num_target_fractions: int = setting(
+        64, "Fractions at which its target is sampled.", ge=1, search=choices(8, 16, 32, 64)
+    )
     num_greedy_fractions: int = setting(32, "Fractions whose mean is the value of an action.", ge=1)
     embedding_size: int = setting(64, "Cosines that describe a fraction to the network.", ge=1)
     kappa: float = setting(1.0, "Errors up to this size cost their square, larger ones are linear.", gt=0)
@@ -41,11 +43,15 @@ class IQNAlgorithm(QLearningAlgorithm[IQNConfig, ImplicitQuantileQNetwork]):
             embedding_size=config.embedding_size, num_greedy_fractions=config.num_greedy_fractions,
         )  # fmt: skip
 
-    def losses(self, batch: TransitionBatch) -> RowLosses:
+    def draws(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
+        """See `QLearningAlgorithm.draws`: the fractions of predictions and of targets."""
+        rows, config = len(batch.reward), self.config
+        return self.draw_fractions(rows, config.num_fractions), self.draw_fractions(rows, config.num_target_fractions)
+
+    def losses(self, batch: TransitionBatch, *draws: Tensor) -> RowLosses:
         """See `QLearningAlgorithm.losses`. The priority is the loss."""
         config, network, target = self.config, self.policy.network, self.target.module
-        fractions = self.draw_fractions(len(batch.reward), config.num_fractions)
-        next_fractions = self.draw_fractions(len(batch.reward), config.num_target_fractions)
+        fractions, next_fractions = draws
         with torch.no_grad():
             next_action = (network if config.double else target).q_values(batch.next_obs).argmax(dim=1)
             next_value = at_action(target(batch.next_obs, next_fractions), next_action)

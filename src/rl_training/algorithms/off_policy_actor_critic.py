@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rl_training.contracts.algorithm import Algorithm
-from rl_training.contracts.batches import Progress, TransitionBatch
+from rl_training.contracts.batches import Observation, Progress, TransitionBatch
 from rl_training.contracts.schedule import ScheduleOrFloat, value_of
-from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.settings import documented, log_uniform, setting
 from rl_training.contracts.spec import EnvSpec, OffPolicyConfig
 from rl_training.functional.ensembles import ensemble_td_loss
 from rl_training.policies.actors import ContinuousPolicy, OffPolicyNetworkConfig
 from rl_training.policies.distributions import normal_noise
 from rl_training.policies.exploration import NoiseConfig
-from rl_training.policies.parameters import OptimizerConfig, ParameterStore
+from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
 from rl_training.policies.targets import Target
 
 
@@ -31,11 +32,19 @@ def _adam() -> OptimizerConfig:
 class OffPolicyActorCriticConfig(OffPolicyConfig):
     """Settings shared by off-policy actor-critics. The defaults are those of Stable-Baselines3's SAC."""
 
-    learning_rate: ScheduleOrFloat = setting(3e-4, "Learning rate of the actor, a number or a schedule.", ge=0)
+    learning_rate: ScheduleOrFloat = setting(
+        3e-4, "Learning rate of the actor, a number or a schedule.", ge=0, search=log_uniform(1e-5, 1e-2)
+    )
     critic_learning_rate: ScheduleOrFloat | None = setting(
         None, "Learning rate of the critics, a number or a schedule; none for learning_rate.", ge=0
     )
-    tau: float = setting(0.005, "Share of the new weights in each update of the target networks.", ge=0, le=1)
+    tau: float = setting(
+        0.005,
+        "Share of the new weights in each update of the target networks.",
+        ge=0,
+        le=1,
+        search=log_uniform(1e-3, 0.1),
+    )
     num_critics: int = setting(2, "Critics in the ensemble; targets take the smallest.", ge=1)
     max_grad_norm: float | None = setting(None, "Largest norm of each network's gradient; none to not clip.", gt=0)
     network: OffPolicyNetworkConfig = setting(factory=OffPolicyNetworkConfig, help="Networks.")
@@ -44,16 +53,6 @@ class OffPolicyActorCriticConfig(OffPolicyConfig):
 
 
 OffPolicyActorCriticConfigT = TypeVar("OffPolicyActorCriticConfigT", bound=OffPolicyActorCriticConfig)
-
-
-class CriticStep(NamedTuple):
-    """What a step of the critics leaves behind, all detached."""
-
-    loss: Tensor
-    q_mean: Tensor
-    gradient_norm: Tensor
-    priorities: Tensor
-    """The mean absolute error [B] over the critics, before the step."""
 
 
 class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Generic[OffPolicyActorCriticConfigT]):
@@ -69,10 +68,29 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
         with torch.random.fork_rng(devices=[]):  # initial weights come from our stream, not from the global one
             torch.default_generator.manual_seed(int(rng.integers(2**63)))
             self.policy = self.policy_class(spec, config.network, config.num_critics, config.noise).to(device)
-        self.policy.eval()  # training mode lasts only as long as an update
         self.actor_store = ParameterStore(self.policy.actor, config.optimizer)
         self.critic_store = ParameterStore(self.critic_parts(), config.optimizer)
         self.critic_target = Target(self.policy.critic, self.critic_store)
+        norm = config.max_grad_norm
+        self.critic_step = GradientStep(self.critic_store, self.critic_losses, module=self.policy, max_grad_norm=norm)
+        self.actor_step = GradientStep(self.actor_store, self.actor_losses, module=self.policy, max_grad_norm=norm)
+
+    @abstractmethod
+    def q_target(self, batch: TransitionBatch, *draws: Tensor) -> Tensor:
+        """What the critics are to learn [B]; a function of tensors alone."""
+
+    @abstractmethod
+    def actor_losses(self, obs: Observation, *draws: Tensor) -> dict[str, Tensor]:
+        """What a step of the actor makes smaller, named `loss`; a function of tensors alone."""
+
+    def critic_losses(self, batch: TransitionBatch, *draws: Tensor) -> dict[str, Tensor]:
+        """The critics' errors; `priorities` [B] are the mean absolute ones over the critics."""
+        with torch.no_grad():
+            q_target = self.q_target(batch, *draws)
+        q_pred: Tensor = self.policy.critic(batch.obs, batch.action)
+        errors = (q_pred.detach() - q_target).abs().mean(0)
+        loss = ensemble_td_loss(q_pred, q_target, batch.weight)
+        return {"loss": loss, "q_mean": q_pred.detach().mean(), "priorities": errors}
 
     def critic_parts(self) -> nn.Module:
         """What the critics' loss trains."""
@@ -106,11 +124,3 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
         """Standard normal noise [B, A] from the algorithm's own stream."""
         shape = (batch.reward.shape[0], self.policy.num_actions)
         return torch.from_numpy(normal_noise(self.rng, shape)).to(self.device)
-
-    def critic_step(self, batch: TransitionBatch, q_target: Tensor, learning_rate: float) -> CriticStep:
-        """One gradient step of all critics towards the targets [B]."""
-        q_pred: Tensor = self.policy.critic(batch.obs, batch.action)
-        loss = ensemble_td_loss(q_pred, q_target, batch.weight)
-        norm = self.critic_store.step(loss, learning_rate=learning_rate, max_grad_norm=self.config.max_grad_norm)
-        q_pred = q_pred.detach()
-        return CriticStep(loss.detach(), q_pred.mean(), norm, (q_pred - q_target).abs().mean(0))

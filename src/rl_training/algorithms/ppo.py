@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -12,7 +13,7 @@ from torch import Tensor
 from rl_training.algorithms.actor_critic import ActorCriticAlgorithm, ActorCriticConfig
 from rl_training.contracts.batches import Progress, RolloutBatch, UpdateResult
 from rl_training.contracts.schedule import ScheduleOrFloat, value_of
-from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.settings import choices, documented, setting, uniform
 from rl_training.contracts.spec import AlgorithmSpec, Regime
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.functional.policies import (
@@ -23,7 +24,7 @@ from rl_training.functional.policies import (
     normalize,
     value_loss,
 )
-from rl_training.policies.parameters import ParameterStore
+from rl_training.policies.parameters import GradientStep
 
 
 @documented
@@ -35,21 +36,30 @@ class PPOConfig(ActorCriticConfig):
     the squared error, so the same `vf_coef` weighs it half as much (as in CleanRL).
     """
 
-    minibatch_size: int = setting(64, "Transitions per gradient step (split evenly if they do not divide).", ge=1)
-    num_epochs: int = setting(10, "Passes over each rollout.", ge=1)
+    minibatch_size: int = setting(
+        64,
+        "Transitions per gradient step (split evenly if they do not divide).",
+        ge=1,
+        search=choices(32, 64, 128, 256, 512),
+    )
+    num_epochs: int = setting(10, "Passes over each rollout.", ge=1, search=choices(1, 3, 5, 10, 20))
     clip_coef: ScheduleOrFloat = setting(
-        0.2, "How far the probability ratio may go from 1; a number or a schedule.", gt=0
+        0.2, "How far the probability ratio may go from 1; a number or a schedule.", gt=0, search=uniform(0.1, 0.4)
     )
     clip_value_coef: float | None = setting(None, "How far a value may go from its old one; none to not clip.", gt=0)
     target_kl: float | None = setting(
         None, "Stop the epochs when the approximate KL exceeds this; none for no limit.", gt=0
     )
 
+    def rows_per_update(self, num_envs: int) -> int:
+        """See `AlgorithmConfig.rows_per_update`."""
+        return self.minibatch_size
+
 
 def ppo_loss(
     minibatch: Mapping[str, Tensor],
     *,
-    clip_coef: float,
+    clip_coef: float | Tensor,
     ent_coef: float,
     vf_coef: float,
     clip_value_coef: float | None = None,
@@ -95,26 +105,44 @@ Evaluation = tuple[Tensor, Tensor, Tensor]
 """What a policy makes of the rows of a minibatch: log-probabilities, entropies and values [B], with gradients."""
 
 
+def minibatch_losses(config: PPOConfig, rows: RolloutBatch, judged: Evaluation, clip_coef: Tensor) -> dict[str, Tensor]:
+    """`ppo_loss` of the rows of a minibatch as the policy judges them now."""
+    logprobs, entropy, new_values = judged
+    return ppo_loss(
+        {
+            "logprobs": logprobs,
+            "old_logprobs": rows.logprobs,
+            "advantages": normalize(rows.advantages) if config.normalize_advantage else rows.advantages,
+            "returns": rows.returns,
+            "values": rows.values,
+            "new_values": new_values,
+            "entropy": entropy,
+        },
+        clip_coef=clip_coef,
+        ent_coef=config.ent_coef,
+        vf_coef=config.vf_coef,
+        clip_value_coef=config.clip_value_coef,
+    )
+
+
 def ppo_epochs(
     config: PPOConfig,
-    store: ParameterStore,
+    step: GradientStep,
     data: RolloutBatch,
-    epoch: Callable[[], Iterable[tuple[RolloutBatch, Evaluation]]],
+    epoch: Callable[[], Iterable[tuple[Any, ...]]],
     progress: Progress,
 ) -> UpdateResult:
     """Several passes over a rollout, one gradient step per minibatch.
 
-    `epoch` begins a pass: it gives minibatches of `data` one by one, each judged by the policy as it is by then.
+    `epoch` begins a pass: it gives the minibatches of `data` one by one, each as what `step` takes beside `clip_coef`.
     """
     learning_rate = value_of(config.learning_rate, progress.fraction)
     clip_coef = value_of(config.clip_coef, progress.fraction)
     steps: list[dict[str, Tensor]] = []
     for _ in range(config.num_epochs):
         epoch_start = len(steps)
-        for rows, judged in epoch():
-            losses = _minibatch_loss(config, rows, judged, clip_coef)
-            norm = store.step(losses["loss"], learning_rate=learning_rate, max_grad_norm=config.max_grad_norm)
-            steps.append({**{name: value.detach() for name, value in losses.items()}, "gradient_norm": norm})
+        for minibatch in epoch():
+            steps.append(step(learning_rate, clip_coef, *minibatch))
         if config.target_kl is not None and _mean(steps[epoch_start:], "approx_kl") > config.target_kl:
             break
     return UpdateResult(
@@ -134,25 +162,6 @@ def ppo_epochs(
     )
 
 
-def _minibatch_loss(config: PPOConfig, rows: RolloutBatch, judged: Evaluation, clip_coef: float) -> dict[str, Tensor]:
-    logprobs, entropy, new_values = judged
-    return ppo_loss(
-        {
-            "logprobs": logprobs,
-            "old_logprobs": rows.logprobs,
-            "advantages": normalize(rows.advantages) if config.normalize_advantage else rows.advantages,
-            "returns": rows.returns,
-            "values": rows.values,
-            "new_values": new_values,
-            "entropy": entropy,
-        },
-        clip_coef=clip_coef,
-        ent_coef=config.ent_coef,
-        vf_coef=config.vf_coef,
-        clip_value_coef=config.clip_value_coef,
-    )
-
-
 def _mean(steps: list[dict[str, Tensor]], name: str) -> Tensor:
     return torch.stack([step[name] for step in steps]).mean()
 
@@ -160,20 +169,20 @@ def _mean(steps: list[dict[str, Tensor]], name: str) -> Tensor:
 class PPOAlgorithm(ActorCriticAlgorithm[PPOConfig]):
     """Several epochs of minibatch steps on the clipped surrogate of each rollout."""
 
+    def losses(self, clip_coef: Tensor, rows: RolloutBatch) -> dict[str, Tensor]:
+        """See `ActorCriticAlgorithm.losses`: those of one minibatch."""
+        return minibatch_losses(self.config, rows, self.policy.evaluate_actions(rows.obs, rows.actions), clip_coef)
+
     def update(self, batch: RolloutBuffer, progress: Progress) -> UpdateResult:
         """Learn from one rollout."""
         self.estimate_returns(batch)
         data = batch.flatten(self.device)
 
-        def epoch() -> Iterator[tuple[RolloutBatch, Evaluation]]:
+        def epoch() -> Iterator[tuple[RolloutBatch]]:
             for index in self.minibatches(data.num_rows, self.config.minibatch_size):
-                rows = data.rows(index)
-                yield rows, self.policy.evaluate_actions(rows.obs, rows.actions)
+                yield (data.rows(index),)
 
-        self.policy.train()
-        result = ppo_epochs(self.config, self.store, data, epoch, progress)
-        self.policy.eval()
-        return result
+        return ppo_epochs(self.config, self.step, data, epoch, progress)
 
 
 SPEC = AlgorithmSpec(

@@ -13,10 +13,10 @@ from torch import Tensor
 from rl_training.contracts.algorithm import Algorithm
 from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.schedule import Linear, ScheduleOrFloat, value_of
-from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.settings import choices, documented, integers, log_uniform, setting, uniform
 from rl_training.contracts.spec import EnvSpec, OffPolicyConfig
 from rl_training.policies.noisy import remove_noise, reset_noise
-from rl_training.policies.parameters import OptimizerConfig, ParameterStore
+from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
 from rl_training.policies.q_networks import NetworkT, QNetworkConfig, QPolicy
 from rl_training.policies.targets import Target
 
@@ -30,17 +30,25 @@ def _adam() -> OptimizerConfig:
 class QLearningConfig(OffPolicyConfig):
     """Settings shared by all algorithms that learn action values of discrete actions."""
 
-    batch_size: int = setting(32, "Transitions per gradient step.", ge=1)
-    num_steps: int = setting(4, "Steps of each environment between rounds of gradient steps.", ge=1)
-    updates_per_step: float = setting(
-        0.25, "Gradient steps per environment step, whatever the number of environments (0.25, 1, 20).", ge=0
+    batch_size: int = setting(32, "Transitions per gradient step.", ge=1, search=choices(32, 64, 128, 256))
+    num_steps: int = setting(
+        4, "Steps of each environment between rounds of gradient steps.", ge=1, search=choices(1, 4, 16, 64, 256)
     )
-    learning_rate: ScheduleOrFloat = setting(1e-4, "Learning rate, a number or a schedule.", ge=0)
+    updates_per_step: float = setting(
+        0.25,
+        "Gradient steps per environment step, whatever the number of environments (0.25, 1, 20).",
+        ge=0,
+        search=choices(0.125, 0.25, 0.5, 1.0),
+    )
+    learning_rate: ScheduleOrFloat = setting(
+        1e-4, "Learning rate, a number or a schedule.", ge=0, search=log_uniform(1e-5, 1e-2)
+    )
     epsilon: ScheduleOrFloat = setting(
         Linear(1.0, 0.05, until=0.1),
         "Probability of a random action when exploring, a number or a schedule.",
         ge=0,
         le=1,
+        search={"end": uniform(0.0, 0.2), "until": uniform(0.02, 0.5)},
     )
     double: bool = setting(False, "The online network chooses the next action, the target network judges it.")
     dueling: bool = setting(False, "Part action values into a state's value and the actions' advantages.")
@@ -48,7 +56,12 @@ class QLearningConfig(OffPolicyConfig):
     tau: float = setting(
         1.0, "How far an update moves the target network towards the online network; 1 copies.", gt=0, le=1
     )
-    target_update_every: int = setting(2500, "Gradient steps between updates of the target network.", ge=1)
+    target_update_every: int = setting(
+        2500,
+        "Gradient steps between updates of the target network.",
+        ge=1,
+        search=integers(10, 10_000, log=True),
+    )
     max_grad_norm: float | None = setting(10.0, "Largest global norm of the gradient; none to not clip.", gt=0)
     network: QNetworkConfig = setting(factory=QNetworkConfig, help="Network.")
     optimizer: OptimizerConfig = setting(factory=_adam, help="Optimizer.")
@@ -75,17 +88,27 @@ class QLearningAlgorithm(Algorithm[QConfigT], Generic[QConfigT, NetworkT]):
         with torch.random.fork_rng(devices=[]):  # initial weights come from our stream, not from the global one
             torch.default_generator.manual_seed(int(rng.integers(2**63)))
             self.policy = QPolicy(self.make_network(), value_of(config.epsilon, 0.0)).to(device)
-        self.policy.eval()  # training mode lasts only as long as an update
         self.store = ParameterStore(self.policy.network, config.optimizer)
         self.target = Target(self.policy.network, self.store)
+        self.step = GradientStep(self.store, self._weighted, module=self.policy, max_grad_norm=config.max_grad_norm)
 
     @abstractmethod
     def make_network(self) -> NetworkT:
         """The network that the settings ask for."""
 
     @abstractmethod
-    def losses(self, batch: TransitionBatch) -> RowLosses:
-        """The loss of each transition, with gradients of the online network."""
+    def losses(self, batch: TransitionBatch, *draws: Tensor) -> RowLosses:
+        """The loss of each transition, with gradients of the online network; a function of tensors alone."""
+
+    def draws(self, batch: TransitionBatch) -> tuple[Tensor, ...]:
+        """Random numbers that `losses` needs beside the batch, from the algorithm's own stream."""
+        return ()
+
+    def _weighted(self, batch: TransitionBatch, *draws: Tensor) -> dict[str, Tensor]:
+        """The weighted mean of the rows' losses, and what is reported beside it."""
+        rows = self.losses(batch, *draws)
+        loss = (batch.weight * rows.loss).mean()
+        return {"loss": loss, "priorities": rows.priority, "q_mean": rows.q_pred.detach().mean()}
 
     def explore(self, progress: Progress) -> QPolicy[NetworkT]:
         """The policy with the epsilon that is due."""
@@ -108,26 +131,22 @@ class QLearningAlgorithm(Algorithm[QConfigT], Generic[QConfigT, NetworkT]):
         """One gradient step on the weighted mean of the rows' losses, and the target network's if it is due."""
         config, networks = self.config, (self.policy.network, self.target.module)
         learning_rate = value_of(config.learning_rate, progress.fraction)
-        self.policy.train()
         if config.noisy:
             for network in networks:
                 reset_noise(network, self.rng)
-        rows = self.losses(batch)
-        loss = (batch.weight * rows.loss).mean()
-        norm = self.store.step(loss, learning_rate=learning_rate, max_grad_norm=config.max_grad_norm)
+        found = self.step(learning_rate, batch, *self.draws(batch))
         if (progress.updates + 1) % config.target_update_every == 0:
             self.target.update(config.tau)
         if config.noisy:
             for network in networks:
                 remove_noise(network)
-        self.policy.eval()
         return UpdateResult(
             metrics={
-                "loss/critic": loss.detach(),
-                "value/q_mean": rows.q_pred.detach().mean(),
+                "loss/critic": found["loss"],
+                "value/q_mean": found["q_mean"],
                 "policy/epsilon": value_of(config.epsilon, progress.fraction),
                 "train/learning_rate": learning_rate,
-                "train/gradient_norm": norm,
+                "train/gradient_norm": found["gradient_norm"],
             },
-            priorities=rows.priority.detach(),
+            priorities=found["priorities"],
         )

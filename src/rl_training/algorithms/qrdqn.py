@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 from gymnasium import spaces
+from torch import Tensor
 
 from rl_training.algorithms.q_learning import QLearningAlgorithm, QLearningConfig, RowLosses
 from rl_training.contracts.batches import TransitionBatch
-from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.settings import choices, documented, setting
 from rl_training.contracts.spec import AlgorithmSpec, Regime
 from rl_training.functional.distributional import quantile_huber_loss
 from rl_training.functional.values import at_action, td_target
@@ -21,7 +22,7 @@ from rl_training.policies.q_networks import QuantileQNetwork
 class QRDQNConfig(QLearningConfig):
     """Settings of QR-DQN."""
 
-    num_quantiles: int = setting(200, "Quantiles of each return distribution.", ge=1)
+    num_quantiles: int = setting(200, "Quantiles of each return distribution.", ge=1, search=choices(25, 50, 100, 200))
     kappa: float = setting(1.0, "Errors up to this size cost their square, larger ones are linear.", gt=0)
 
 
@@ -35,7 +36,7 @@ class QRDQNAlgorithm(QLearningAlgorithm[QRDQNConfig, QuantileQNetwork]):
             self.spec, config.network, dueling=config.dueling, noisy=config.noisy, num_outputs=config.num_quantiles
         )
 
-    def losses(self, batch: TransitionBatch) -> RowLosses:
+    def losses(self, batch: TransitionBatch, *draws: Tensor) -> RowLosses:
         """See `QLearningAlgorithm.losses`. The priority is the loss."""
         network, target = self.policy.network, self.target.module
         with torch.no_grad():

@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from rl_training.algorithms.c51 import C51Algorithm, C51Config
 from rl_training.contracts.schedule import ScheduleOrFloat
-from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.settings import choices, documented, setting, uniform
 from rl_training.contracts.spec import AlgorithmSpec, Regime
 
 
@@ -17,9 +17,11 @@ from rl_training.contracts.spec import AlgorithmSpec, Regime
 class RainbowConfig(C51Config):
     """Settings of Rainbow: C51's, with everything switched on and the paper's values for it."""
 
-    n_step: int = setting(3, "Rewards that are summed before the bootstrap.", ge=1)
+    n_step: int = setting(3, "Rewards that are summed before the bootstrap.", ge=1, search=choices(1, 3, 5, 10))
     prioritized: bool = setting(True, "Sample transitions in proportion to their last error.")
-    priority_exponent: float = setting(0.5, "How much priorities matter: 0 is uniform, 1 proportional.", ge=0)
+    priority_exponent: float = setting(
+        0.5, "How much priorities matter: 0 is uniform, 1 proportional.", ge=0, search=uniform(0.2, 0.8)
+    )
     epsilon: ScheduleOrFloat = setting(
         0.0, "Probability of a random action when exploring, a number or a schedule.", ge=0, le=1
     )

@@ -14,8 +14,8 @@ from typing import Any
 from gymnasium import spaces
 
 from rl_training.contracts.errors import ConfigError, SpaceError
+from rl_training.contracts.images import has_images
 from rl_training.contracts.spec import AlgorithmSpec, EnvSpec
-from rl_training.policies.encoders import has_images
 
 _PACKAGES = ("rl_training.algorithms", "rl_training.contrib")
 

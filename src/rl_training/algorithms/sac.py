@@ -11,14 +11,14 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rl_training.algorithms.off_policy_actor_critic import OffPolicyActorCriticAlgorithm, OffPolicyActorCriticConfig
-from rl_training.contracts.batches import Metrics, Progress, TransitionBatch, UpdateResult
+from rl_training.contracts.batches import Metrics, Observation, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.settings import documented, setting
 from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
 from rl_training.functional.ensembles import soft_target
 from rl_training.functional.policies import sac_actor_loss, temperature_loss
 from rl_training.policies.actors import SquashedGaussianPolicy
 from rl_training.policies.exploration import NoiseConfig
-from rl_training.policies.parameters import ParameterStore
+from rl_training.policies.parameters import GradientStep, ParameterStore
 
 
 def _no_noise() -> NoiseConfig:
@@ -36,7 +36,9 @@ class SACConfig(OffPolicyActorCriticConfig):
         None, "Entropy that a learned temperature aims at; none for minus the number of action dimensions."
     )
     policy_delay: int = setting(1, "Steps of the critics per step of the actor and of the temperature.", ge=1)
-    noise: NoiseConfig = setting(factory=_no_noise, help="Noise added to sampled actions while exploring.")
+    noise: NoiseConfig = setting(
+        factory=_no_noise, help="Noise added to sampled actions while exploring.", search={"std": None}
+    )
 
 
 class Temperature(nn.Module):
@@ -59,47 +61,55 @@ class SACAlgorithm(OffPolicyActorCriticAlgorithm[SACConfig]):
         self.target_entropy = default_entropy if config.target_entropy is None else config.target_entropy
         self.temperature = Temperature(config.initial_temperature).to(device)
         self.temperature_store = ParameterStore(self.temperature, config.optimizer)
+        self.temperature_step = GradientStep(
+            self.temperature_store, self.temperature_losses, module=self.temperature, max_grad_norm=None
+        )
 
-    def alpha(self) -> Tensor | float:
+    def alpha(self) -> Tensor:
         """The temperature now, without gradient."""
         fixed = self.config.temperature
-        return self.temperature.log_alpha.detach().exp() if fixed is None else fixed
+        return self.temperature.log_alpha.detach().exp() if fixed is None else torch.tensor(fixed, device=self.device)
+
+    def q_target(self, batch: TransitionBatch, *draws: Tensor) -> Tensor:
+        """See `OffPolicyActorCriticAlgorithm.q_target`: with the entropy of the next action."""
+        alpha, noise = draws
+        next_action, next_log_prob = self.policy.actor.sample(batch.next_obs, noise)
+        next_q = self.critic_target.module(batch.next_obs, next_action)
+        return soft_target(batch.reward, batch.discount, next_q, next_log_prob, alpha)
+
+    def actor_losses(self, obs: Observation, *draws: Tensor) -> dict[str, Tensor]:
+        """See `OffPolicyActorCriticAlgorithm.actor_losses`: of fresh actions."""
+        alpha, noise = draws
+        action, log_prob = self.policy.actor.sample(obs, noise)
+        return {"loss": sac_actor_loss(log_prob, self.policy.critic(obs, action), alpha), "log_prob": log_prob}
+
+    def temperature_losses(self, log_prob: Tensor) -> dict[str, Tensor]:
+        """The temperature's loss, given log-probabilities [B] of fresh actions."""
+        return {"loss": temperature_loss(self.temperature.log_alpha, log_prob, self.target_entropy)}
 
     def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
         """One gradient step of the critics, of the actor and of the temperature; the critics' targets follow."""
         config, alpha = self.config, self.alpha()
         actor_rate, critic_rate = self.learning_rates(progress)
-        self.policy.train()
-
-        with torch.no_grad():
-            next_action, next_log_prob = self.policy.actor.sample(batch.next_obs, self.draw_noise(batch))
-            next_q = self.critic_target.module(batch.next_obs, next_action)
-            q_target = soft_target(batch.reward, batch.discount, next_q, next_log_prob, alpha)
-        critic = self.critic_step(batch, q_target, critic_rate)
+        critic = self.critic_step(critic_rate, batch, alpha, self.draw_noise(batch))
         metrics: Metrics = {
-            "loss/critic": critic.loss,
-            "value/q_mean": critic.q_mean,
+            "loss/critic": critic["loss"],
+            "value/q_mean": critic["q_mean"],
             "train/temperature": alpha,
             "train/learning_rate": actor_rate,
-            "train/gradient_norm": critic.gradient_norm,
+            "train/gradient_norm": critic["gradient_norm"],
         }
         if (progress.updates + 1) % config.policy_delay == 0:
-            metrics |= self._actor_step(batch, alpha, actor_rate)
+            metrics |= self._learn_to_act(batch, alpha, actor_rate)
         self.update_targets(config.tau)
-        self.policy.eval()
-        return UpdateResult(metrics, priorities=critic.priorities)
+        return UpdateResult(metrics, priorities=critic["priorities"])
 
-    def _actor_step(self, batch: TransitionBatch, alpha: Tensor | float, learning_rate: float) -> Metrics:
+    def _learn_to_act(self, batch: TransitionBatch, alpha: Tensor, learning_rate: float) -> Metrics:
         """One step of the actor with fresh actions, and one of the temperature with their log-probabilities."""
-        config = self.config
-        action, log_prob = self.policy.actor.sample(batch.obs, self.draw_noise(batch))
-        policy_loss = sac_actor_loss(log_prob, self.policy.critic(batch.obs, action), alpha)
-        self.actor_store.step(policy_loss, learning_rate=learning_rate, max_grad_norm=config.max_grad_norm)
-        metrics: Metrics = {"loss/policy": policy_loss.detach(), "policy/entropy": -log_prob.detach().mean()}
-        if config.temperature is None:
-            loss = temperature_loss(self.temperature.log_alpha, log_prob, self.target_entropy)
-            self.temperature_store.step(loss, learning_rate=learning_rate, max_grad_norm=None)
-            metrics["loss/temperature"] = loss.detach()
+        actor = self.actor_step(learning_rate, batch.obs, alpha, self.draw_noise(batch))
+        metrics: Metrics = {"loss/policy": actor["loss"], "policy/entropy": -actor["log_prob"].mean()}
+        if self.config.temperature is None:
+            metrics["loss/temperature"] = self.temperature_step(learning_rate, actor["log_prob"])["loss"]
         return metrics
 
 

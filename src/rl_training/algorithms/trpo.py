@@ -10,9 +10,9 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rl_training.algorithms.actor_critic import AdvantageAlgorithm, AdvantageConfig
-from rl_training.contracts.batches import Progress, RolloutBatch, UpdateResult
+from rl_training.contracts.batches import Observation, Progress, RolloutBatch, UpdateResult
 from rl_training.contracts.schedule import ScheduleOrFloat, value_of
-from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.settings import choices, documented, integers, log_uniform, setting, uniform
 from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.functional.policies import explained_variance, normalize, value_loss
@@ -26,7 +26,8 @@ from rl_training.functional.trust_region import (
     line_search,
 )
 from rl_training.policies.distributions import frozen, kl_divergence
-from rl_training.policies.parameters import ParameterStore
+from rl_training.policies.networks import TrainingMode
+from rl_training.policies.parameters import GradientStep, ParameterStore
 
 
 @documented
@@ -34,15 +35,27 @@ from rl_training.policies.parameters import ParameterStore
 class TRPOConfig(AdvantageConfig):
     """Settings of TRPO. The defaults are those of SB3-contrib, with its 2048 steps spread over 8 environments."""
 
-    learning_rate: ScheduleOrFloat = setting(1e-3, "Learning rate of the critic, a number or a schedule.", ge=0)
+    learning_rate: ScheduleOrFloat = setting(
+        1e-3, "Learning rate of the critic, a number or a schedule.", ge=0, search=log_uniform(1e-5, 1e-2)
+    )
     max_grad_norm: float | None = setting(None, "Largest global norm of the critic's gradient; none to not clip.", gt=0)
-    target_kl: float = setting(0.01, "Largest mean KL from the old policy to the new one.", gt=0)
-    cg_iterations: int = setting(15, "Iterations of the conjugate gradient.", ge=1)
-    cg_damping: float = setting(0.1, "Added to the diagonal of the Fisher matrix.", ge=0)
+    target_kl: float = setting(
+        0.01, "Largest mean KL from the old policy to the new one.", gt=0, search=log_uniform(1e-3, 0.1)
+    )
+    cg_iterations: int = setting(15, "Iterations of the conjugate gradient.", ge=1, search=integers(5, 30))
+    cg_damping: float = setting(0.1, "Added to the diagonal of the Fisher matrix.", ge=0, search=log_uniform(1e-3, 0.5))
     line_search_tries: int = setting(10, "Lengths that the line search tries.", ge=1)
-    line_search_shrink: float = setting(0.8, "Each length as a share of the one before.", gt=0, lt=1)
-    critic_epochs: int = setting(10, "Passes of the critic over each rollout.", ge=1)
-    minibatch_size: int = setting(128, "Transitions per gradient step of the critic.", ge=1)
+    line_search_shrink: float = setting(
+        0.8, "Each length as a share of the one before.", gt=0, lt=1, search=uniform(0.5, 0.9)
+    )
+    critic_epochs: int = setting(10, "Passes of the critic over each rollout.", ge=1, search=integers(5, 30))
+    minibatch_size: int = setting(
+        128, "Transitions per gradient step of the critic.", ge=1, search=choices(32, 64, 128, 256, 512)
+    )
+
+    def rows_per_update(self, num_envs: int) -> int:
+        """See `AlgorithmConfig.rows_per_update`: of the critic, which makes most of them."""
+        return self.minibatch_size
 
     def problems(self) -> list[str]:
         """See `AlgorithmConfig.problems`."""
@@ -59,6 +72,14 @@ class TRPOAlgorithm(AdvantageAlgorithm[TRPOConfig]):
         super().__init__(config, spec, device, rng)
         critic = nn.ModuleList([self.policy.critic, self.policy.value_head])
         self.critic_store = ParameterStore(critic, config.optimizer)
+        self.training = TrainingMode(self.policy)
+        self.critic_step = GradientStep(
+            self.critic_store, self.critic_losses, module=self.policy, max_grad_norm=config.max_grad_norm
+        )
+
+    def critic_losses(self, obs: Observation, returns: Tensor) -> dict[str, Tensor]:
+        """The critic's error on a minibatch."""
+        return {"loss": value_loss(self.policy.values(obs), returns)}
 
     def update(self, batch: RolloutBuffer, progress: Progress) -> UpdateResult:
         """Learn from one rollout."""
@@ -68,12 +89,11 @@ class TRPOAlgorithm(AdvantageAlgorithm[TRPOConfig]):
         if config.normalize_advantage:
             data = data._replace(advantages=normalize(data.advantages))
         learning_rate = value_of(config.learning_rate, progress.fraction)
-        self.policy.train()
-        surrogate, search = self._move_actor(data)
+        with self.training:
+            surrogate, search = self._move_actor(data)
         critic_losses, norms = self._fit_critic(data, learning_rate)
         with torch.no_grad():
             entropy = self.policy.distribution(data.obs).entropy().mean()
-        self.policy.eval()
         return UpdateResult(
             metrics={
                 "loss/policy": -(surrogate + search.gain),
@@ -122,12 +142,9 @@ class TRPOAlgorithm(AdvantageAlgorithm[TRPOConfig]):
         for _ in range(self.config.critic_epochs):
             for index in self.minibatches(data.num_rows, self.config.minibatch_size):
                 rows = data.rows(index)
-                loss = value_loss(self.policy.values(rows.obs), rows.returns)
-                norm = self.critic_store.step(
-                    loss, learning_rate=learning_rate, max_grad_norm=self.config.max_grad_norm
-                )
-                losses.append(loss.detach())
-                norms.append(norm)
+                found = self.critic_step(learning_rate, rows.obs, rows.returns)
+                losses.append(found["loss"])
+                norms.append(found["gradient_norm"])
         return torch.stack(losses), torch.stack(norms)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,7 +25,10 @@ from rl_training.contracts.spec import ACTION_MASK
 from rl_training.envs.factory import EnvLike, describe_env
 from rl_training.envs.masks import has_choice, mask_size
 from rl_training.experiment.build import Experiment, build_experiment, using_threads
+from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import Layer, TrainConfig, resolve
+from rl_training.experiment.export import ExportFormat, export_policy
+from rl_training.experiment.hub import CARD, VIDEO, download, model_card, require_hub, upload
 from rl_training.experiment.lock import run_lock
 from rl_training.experiment.metadata import collect_metadata
 from rl_training.experiment.presets import find_preset, presets
@@ -37,7 +41,9 @@ from rl_training.experiment.session import (
     describe_environment,
     run_experiment,
     save_experiment,
+    save_weights,
 )
+from rl_training.experiment.video import require_video
 from rl_training.runtime.collector import to_tensors
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.off_policy import OffPolicyTrainer
@@ -84,20 +90,27 @@ class Agent:
         return agent
 
     @classmethod
-    def from_preset(cls: type[AgentT], env: str, *, eval_env: EnvLike | None = None, **settings: Any) -> AgentT:
+    def from_preset(
+        cls: type[AgentT], env: str, *, env_id: str | None = None, eval_env: EnvLike | None = None, **settings: Any
+    ) -> AgentT:
         """An agent with the settings that are known to work on an environment (id, or a preset's name).
+
+        `env_id` uses them on another environment; a preset for a family, such as `ppo/atari`, needs it.
 
         Example:
             >>> PPO.from_preset("CartPole-v1", seed=1)  # doctest: +SKIP
+            >>> PPO.from_preset("ppo/atari", env_id="ALE/Seaquest-v5")  # doctest: +SKIP
         """
         named = presets().get(env) or presets().get(f"{cls.algo}/{env}")
         preset = named or find_preset(cls.algo, env, settings.get("env_kwargs"))
         if preset is None or preset.algo != cls.algo:
-            known = ", ".join(sorted(p.env_id for p in presets().values() if p.algo == cls.algo))
+            known = ", ".join(sorted(p.subject for p in presets().values() if p.algo == cls.algo))
             raise ConfigError(f"there is no {cls.algo} preset for '{env}'. There are presets for: {known}")
-        place = {"env_id": env} if named is None else {}
-        layer = Layer({**place, **split_settings(cls.algo, settings)}, cls.__name__)
-        return cls(resolve([preset.layer(), layer]), eval_env=eval_env)
+        if env_id is None and (named is None or preset.is_family):
+            env_id = preset.env_id if named is not None else env  # that of a family is refused: one has to be named
+        place = {} if env_id is None else {"env_id": env_id}
+        own = split_settings(cls.algo, settings, env_id or preset.env_id)
+        return cls(resolve([preset.layer(), Layer({**place, **own}, cls.__name__)]), eval_env=eval_env)
 
     @classmethod
     def load(
@@ -223,9 +236,48 @@ class Agent:
         with using_threads(self.config.num_threads):
             return evaluator.evaluate(self.policy, num_episodes, deterministic=deterministic, seed=seed)
 
-    def save(self, path: str | Path) -> Path:
-        """Write the agent (all of its state, and its metadata) as a checkpoint directory."""
-        return save_experiment(self._experiment, Path(path))
+    def save(self, path: str | Path, *, weights_only: bool = False) -> Path:
+        """Write the agent (all of its state, and its metadata) as a checkpoint directory.
+
+        With `weights_only`, just what acting needs, for others: `learn` then starts from the weights like a new run.
+        """
+        return (save_weights if weights_only else save_experiment)(self._experiment, Path(path))
+
+    def export(self, path: str | Path, format: ExportFormat = "onnx") -> dict[str, Any]:  # noqa: A002 - what it is
+        """Write the deterministic policy as one file that acts without this package: ONNX, or a torch.export archive.
+
+        It takes observations as the environment shows them and gives the actions of `predict`, with which it is
+        compared on random observations before it is put in place. Returns what the file says about itself.
+
+        Example:
+            >>> agent.export("policy.onnx")  # doctest: +SKIP
+            >>> agent.export("policy.pt2", format="torch-export")  # doctest: +SKIP
+        """
+
+        def predict(obs: Any, state: Any, episode_start: Any) -> tuple[Any, Any]:
+            return self.predict(obs, state, deterministic=True, episode_start=episode_start)
+
+        return export_policy(self._experiment, Path(path), format, predict)
+
+    def push_to_hub(self, repo_id: str, *, num_episodes: int = 20, video: bool = False, private: bool = False) -> str:
+        """Upload the agent (as `save(weights_only=True)` writes it) and a model card with an evaluation (extra `hub`).
+
+        `video` adds a filmed episode (extra `video`). Returns the repository's address.
+        """
+        require_hub()
+        if video:
+            require_video()
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = save_weights(self._experiment, Path(scratch) / "agent")
+            result = self.evaluate(num_episodes)
+            if video:
+                self.record_video(Path(scratch) / "videos")
+                (film,) = (Path(scratch) / "videos").glob("*.mp4")
+                film.rename(folder / VIDEO)
+            title, config = get_spec(self.config.algo).title, load_checkpoint(folder).config
+            card = model_card(repo_id, title, TrainConfig.from_dict(config), self.num_timesteps, result, video=video)
+            (folder / CARD).write_text(card, encoding="utf-8")
+            return upload(folder, repo_id, private=private)
 
     def save_replay(self, path: str | Path) -> Path:
         """Write the replay alone, for another agent or as prior data (setting `prior_replay`)."""
@@ -335,8 +387,10 @@ def _as_batch(obs: Any, space: spaces.Space[Any]) -> tuple[ArrayObservation, boo
 
 def _layer(algo: str, env: EnvLike, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords as a layer of config, with what follows from the environment object."""
-    data = split_settings(algo, settings)
     given = {"algo": algo, "env_id": describe_env(env)}
+    data = split_settings(algo, settings, given["env_id"])
+    if "atari" in data and not isinstance(env, str):
+        raise ConfigError("atari: is for games that are made here, by their id; yours is played as you made it")
     if isinstance(env, VectorEnv):
         if data.get("num_envs", env.num_envs) != env.num_envs:
             raise ConfigError(f"num_envs: the vector environment has {env.num_envs}, got {data['num_envs']}")
@@ -350,8 +404,11 @@ def _layer(algo: str, env: EnvLike, settings: Mapping[str, Any]) -> dict[str, An
     return {**data, **given}
 
 
-def split_settings(algo: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords sorted into fields of `TrainConfig` and of the algorithm's config; unknown ones are errors."""
+def split_settings(algo: str, settings: Mapping[str, Any], env_id: str = "any") -> dict[str, Any]:
+    """Keywords sorted into fields of `TrainConfig` and of the algorithm's config; unknown ones are errors.
+
+    With the environment, problems that settings have on it are reported beside unknown ones.
+    """
     run_fields = {field.name for field in dataclasses.fields(TrainConfig)} - {"algo", "env_id"}
     own_fields = {field.name for field in dataclasses.fields(get_spec(algo).config)}
     known, title = run_fields | own_fields, get_spec(algo).title
@@ -364,7 +421,7 @@ def split_settings(algo: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     problems = [unknown_key(title, key, known) for key in settings if key not in known]
     if problems:
         try:
-            resolve([Layer({"algo": algo, "env_id": "any", **data}, title)])
+            resolve([Layer({"algo": algo, "env_id": env_id, **data}, title)])
         except ConfigError as error:
             problems += error.problems
         raise ConfigError(problems)
@@ -374,7 +431,8 @@ def split_settings(algo: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 def _override(config: TrainConfig, settings: Mapping[str, Any], algo: str) -> TrainConfig:
     if not settings:
         return config
-    return resolve([Layer(config.to_dict(), "TrainConfig"), Layer(split_settings(algo, settings), "keywords")])
+    changes = split_settings(algo, settings, config.env_id)
+    return resolve([Layer(config.to_dict(), "TrainConfig"), Layer(changes, "keywords")])
 
 
 def load(
@@ -386,6 +444,20 @@ def load(
     experiment, _ = load_experiment(path, env=env, eval_env=eval_env, trust=trust)
     cls: type[Agent] = getattr(facades, get_spec(experiment.config.algo).title)
     return cls._from_experiment(experiment)
+
+
+def load_from_hub(
+    repo_id: str,
+    env: EnvLike | None = None,
+    *,
+    revision: str | None = None,
+    eval_env: EnvLike | None = None,
+    trust: bool = False,
+) -> Agent:
+    """The agent in a repository of the Hugging Face hub (extra `hub`), loaded like any checkpoint: it runs no code."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = download(repo_id, Path(scratch) / "agent", revision)
+        return load(path, env, eval_env=eval_env, trust=trust)
 
 
 def evaluate(

@@ -57,7 +57,7 @@ def _class(spec: AlgorithmSpec) -> str:
     keywords.append(f"        algorithm: {spec.config.__name__} | dict[str, Any] = ...,")
     keywords += _keywords(spec.config, set())
     init = ["        env: EnvLike | TrainConfig,", "        *,", "        eval_env: EnvLike | None = ...,", *keywords]
-    preset = ["        env: str,", "        *,", "        eval_env: EnvLike | None = ...,", *keywords]
+    preset = ["        env: str,", "        *,", "        env_id: str | None = ...,", *init[2:]]
     return "\n".join(
         [
             f"class {spec.title}(Agent):",

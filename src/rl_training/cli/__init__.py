@@ -1,4 +1,4 @@
-"""The command line: `rl-training train | eval | resume | zoo | runs | doctor`.
+"""The command line: `rl-training train | eval | resume | runs | zoo | tune | plot | report | export | hub | doctor`.
 
 This module imports neither torch nor anything else that is slow; each command imports what it needs.
 """
@@ -23,10 +23,15 @@ __all__ = ["load_config", "main"]
 
 COMMANDS = {
     "train": "train an agent: rl-training train ppo CartPole-v1",
-    "eval": "evaluate a run or a checkpoint: rl-training eval <path> --num-episodes 20",
+    "eval": "evaluate a run, a checkpoint or a trained agent of the zoo: rl-training eval zoo:ppo/CartPole-v1",
     "resume": "continue a run: rl-training resume <run> --total-timesteps 200000",
     "runs": "list the runs in a directory",
-    "zoo": "list the presets, or show one",
+    "plot": "draw learning curves of runs: rl-training plot runs",
+    "report": "one page about a run or a suite: rl-training report <path>",
+    "zoo": "presets, trained agents, benchmark suites and results: rl-training zoo benchmark smoke",
+    "tune": "search for better settings: rl-training tune ppo CartPole-v1 --trials 50 --jobs 2",
+    "export": "write a trained policy as one file to deploy: rl-training export <path> --format onnx",
+    "hub": "share agents on the Hugging Face hub: rl-training hub push <path> <user/name>",
     "doctor": "versions, devices, and which extras are installed",
 }
 

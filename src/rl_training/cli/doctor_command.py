@@ -14,8 +14,13 @@ EXTRAS = {
     "atari": ("ale_py", "cv2"),
     "box2d": ("Box2D",),
     "classic": ("pygame",),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
+    "hub": ("huggingface_hub",),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
     "mujoco": ("mujoco",),
+    "plot": ("matplotlib", "scipy", "plotly", "pyarrow"),
     "robotics": ("gymnasium_robotics",),
+    "tune": ("optuna", "plotly"),
     "video": ("moviepy", "pygame"),
     "wandb": ("wandb",),
 }

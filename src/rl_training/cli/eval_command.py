@@ -12,21 +12,26 @@ from rl_training.api.agent import load
 from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
-from rl_training.experiment.files import refuse_links
+from rl_training.experiment.agents import is_zoo
+from rl_training.experiment.files import refuse_links, safe_name
 
 
 @documented
 @dataclass
 class EvalArgs:
-    """Evaluate a run (its newest checkpoint) or a checkpoint."""
+    """Evaluate a run (its newest checkpoint), a checkpoint, or an agent of the zoo (zoo:ppo/CartPole-v1)."""
 
-    path: Annotated[Path, tyro.conf.Positional] = setting(help="Run directory or checkpoint.")
+    path: Annotated[Path, tyro.conf.Positional] = setting(
+        help="Run directory, checkpoint, or zoo:<algo>/<environment>."
+    )
     num_episodes: int = setting(10, "Whole episodes to play.")
     seed: int | None = setting(None, "Seed of the episodes; by default derived from the run's.")
     stochastic: bool = setting(False, "Sample actions; by default as the run's own evaluations do.")
     deterministic: bool = setting(False, "Take the likeliest actions; by default as the run's own evaluations do.")
     video: bool = setting(False, "Write the episodes as mp4 files (extra `video`).")
-    video_dir: Path | None = setting(None, "Where videos go; by default `videos` beside the checkpoint or in the run.")
+    video_dir: Path | None = setting(
+        None, "Where videos go; by default `videos` beside the checkpoint or in the run, for the zoo's agents here."
+    )
     render: bool = setting(False, "Show the episodes on the screen.")
     trust: bool = setting(False, "Let the file name a module to import (package:Env-v0).")
 
@@ -48,7 +53,7 @@ def run(args: list[str]) -> int:
             result = agent.render(options.num_episodes, deterministic=deterministic, seed=options.seed)
         else:
             result = agent.evaluate(options.num_episodes, deterministic=deterministic, seed=options.seed)
-        print(f"{agent} over {len(result.returns)} episodes ({'likeliest' if deterministic else 'sampled'} actions)")
+        print(f"{agent} over {len(result.returns)} episodes ({_how(deterministic, agent.config.eval_epsilon)})")
     finally:
         agent.close()
     print(
@@ -63,8 +68,19 @@ def run(args: list[str]) -> int:
     return 0
 
 
+def _how(deterministic: bool, epsilon: float) -> str:
+    """How actions were chosen, the settings of the run included."""
+    chosen = "likeliest actions" if deterministic else "sampled actions"
+    return f"{chosen}, but {100 * epsilon:g}% at random" if epsilon > 0 else chosen
+
+
 def _video_dir(path: Path) -> Path:
-    """A run's own `videos`; for a checkpoint, a directory beside it (a checkpoint is never written into)."""
+    """A run's own `videos`; for a checkpoint, a directory beside it (a checkpoint is never written into).
+
+    Agents of the zoo lie in the package, so their videos go to the working directory.
+    """
+    if is_zoo(path):
+        return Path(safe_name(path.as_posix()) + "-videos")
     if not (path / "config.yaml").exists():
         return path.parent / f"{path.name}-videos"
     refuse_links([path / "videos"], within=path)

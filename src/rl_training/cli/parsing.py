@@ -33,7 +33,7 @@ def key_values(args: list[str]) -> dict[str, Any]:
         key, equals, value = arg.partition("=")
         if not equals or not key:
             raise ValueError(f"expected KEY=VALUE, got '{arg}'")
-        pairs[key] = parse_yaml(value, f"--env-kwargs {key}")
+        pairs[key] = parse_yaml(value, f"command line > {key}")
     return pairs
 
 

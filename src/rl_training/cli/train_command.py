@@ -13,7 +13,7 @@ from rl_training.algorithms.registry import registry
 from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.config import Layer, TrainConfig
-from rl_training.experiment.presets import Preset, resolve_with_preset
+from rl_training.experiment.presets import Preset, presets, resolve_with_preset
 from rl_training.experiment.session import train
 from rl_training.experiment.yaml_io import read_yaml
 from rl_training.runtime.trainer import TrainResult
@@ -24,20 +24,34 @@ DESCRIPTION = """Train an agent.
   rl-training train --config my.yaml [options]           with a config file (on top of the preset, if there is one)
 
 Precedence: defaults < preset < --config < options. Also: --quiet shows nothing but errors and the last lines; --trust
-lets a config file name a module to import (package:Env-v0); --debug adds tracebacks to errors.
+lets a config file name a module to import (package:Env-v0); --profile writes where the time went into the run's
+directory (a table, and a trace for chrome://tracing or Perfetto); --debug adds tracebacks to errors.
 The options below show the values that would be used."""
 
 
 def run(args: list[str]) -> int:
     """See the module."""
-    config, preset, quiet = parse_train(args)
+    profile = "--profile" in args
+    config, preset, quiet = parse_train([arg for arg in args if arg != "--profile"])
     say = (lambda text: None) if quiet else print
     if preset is not None:
         say(f"preset {preset.name}")
     else:
-        say(f"no preset for {config.algo} on {config.env_id}: using the defaults")
-    result = train(config, progress=not quiet)
+        say(f"no preset for {config.algo} on {config.env_id}: using the defaults{_hint(config)}")
+    result = train(config, progress=not quiet, profile=profile)
     return report(result)
+
+
+def _hint(config: TrainConfig) -> str:
+    """Presets for the same environment with other arguments."""
+    others = [preset for preset in presets().values() if (preset.algo, preset.env_id) == (config.algo, config.env_id)]
+    named = [f"{p.name} (--env-kwargs {' '.join(map(_option, p.env_kwargs.items()))})" for p in others if p.env_kwargs]
+    return f". There is {', '.join(named)}" if named else ""
+
+
+def _option(item: tuple[str, Any]) -> str:
+    key, value = item
+    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def parse_train(args: list[str]) -> tuple[TrainConfig, Preset | None, bool]:

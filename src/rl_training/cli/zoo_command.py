@@ -1,9 +1,11 @@
-"""`rl-training zoo list | show`: the presets."""
+"""`rl-training zoo list | show | agents | benchmark | report`: presets, trained agents, suites and their results."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -12,22 +14,64 @@ from rich.table import Table
 from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
+from rl_training.experiment.agents import zoo_agents
 from rl_training.experiment.presets import get_preset, presets
+
+if TYPE_CHECKING:
+    from rl_training.zoo.benchmark import Job, Outcome
 
 
 @documented
 @dataclass
 class ZooArgs:
-    """List the presets (`zoo list`), or show one (`zoo show ppo/cartpole`)."""
+    """Presets, trained agents, benchmark suites and results.
 
-    action: Annotated[Literal["list", "show"], tyro.conf.Positional] = setting("list", "list or show.")
-    name: Annotated[str, tyro.conf.Positional] = setting("", "For list: an algorithm. For show: a preset.")
+    `zoo list` lists the presets and `zoo show ppo/cartpole` shows one; `zoo agents` lists the trained agents that ship
+    with the package; `zoo benchmark --help` and `zoo report --help` tell of suites and of the results page.
+    """
+
+    action: Annotated[Literal["list", "show", "agents", "benchmark", "report"], tyro.conf.Positional] = setting(
+        "list", "What to do."
+    )
+    name: Annotated[str, tyro.conf.Positional] = setting("", "For list and agents: an algorithm. For show: a preset.")
+
+
+@documented
+@dataclass
+class BenchmarkArgs:
+    """Train the presets of a suite in parallel processes, and collect what they reach.
+
+    Called again, it goes on where it was: finished runs are not repeated, unfinished ones are resumed.
+    """
+
+    suite: Annotated[str, tyro.conf.Positional] = setting("", "Name of a suite, or a YAML file with one.")
+    show: Annotated[bool, tyro.conf.arg(name="list")] = setting(False, "List the suites, and do nothing else.")
+    only: tuple[str, ...] = setting((), "Only these tasks, by preset: ppo/cartpole '*/pendulum'.")
+    seeds: int | None = setting(None, "Seeds of each task; by default as the suite says.", ge=1)
+    jobs: int | None = setting(None, "Runs at a time, each with one thread; by default one for each core.", ge=1)
+    output_dir: Path = setting(Path("runs"), "The runs and the manifest are written below this, in <suite>/.")
+    quiet: bool = setting(False, "Show nothing but errors and the last lines.")
+    trust: bool = setting(False, "Let the file name a module to import (package:Env-v0).")
+
+
+@documented
+@dataclass
+class ReportArgs:
+    """Write the results page and its plots anew from the manifests."""
+
+    docs_dir: Path = setting(Path("docs"), "Holds published.yaml; results.md and figures/ are written there.")
+    results_dir: Path | None = setting(None, "Manifests to read; by default those of the package.")
+    add: tuple[Path, ...] = setting((), "First merge these manifests, or suite directories, into the results.")
+    check: bool = setting(False, "Write nothing; exit with 1 if something is stale.")
 
 
 def run(args: list[str]) -> int:
     """See the module."""
-    summary = str(ZooArgs.__doc__).split("\n")[0]
-    options = parsing.parse(ZooArgs, args, prog="rl-training zoo", description=summary)
+    if args[:1] == ["benchmark"]:
+        return _benchmark(args[1:])
+    if args[:1] == ["report"]:
+        return _report(args[1:])
+    options = parsing.parse(ZooArgs, args, prog="rl-training zoo", description=_summary(ZooArgs))
     if options.action == "show":
         if not options.name:
             raise ConfigError("name a preset: `rl-training zoo show ppo/cartpole`; `rl-training zoo list` shows all")
@@ -35,10 +79,105 @@ def run(args: list[str]) -> int:
         print(f"# preset {preset.name}: what differs from the defaults")
         print(preset.path.read_text(encoding="utf-8").rstrip())
         return 0
+    _print(_agents(options.name) if options.action == "agents" else _presets(options.name))
+    return 0
+
+
+def _agents(algo: str) -> Table:
+    table = Table("agent", "trained for", "mean return", "episodes", box=None)
+    for agent in zoo_agents().values():
+        if algo in ("", agent.name.partition("/")[0]):
+            result = agent.result
+            score = f"{result['mean']:.1f} +/- {result['std']:.1f}"
+            table.add_row(agent.address, f"{result['env_steps']:,} steps", score, str(result["episodes"]))
+    return table
+
+
+def _presets(algo: str) -> Table:
     table = Table("preset", "algorithm", "environment", "steps", box=None)
     for preset in presets().values():
-        if options.name in ("", preset.algo):
+        if algo in ("", preset.algo):
             kwargs = " ".join(f"{key}={value}" for key, value in preset.env_kwargs.items())
             table.add_row(preset.name, preset.algo, f"{preset.env_id} {kwargs}".strip(), f"{preset.total_timesteps:,}")
-    Console(width=None if Console().is_terminal else 120).print(table)
-    return 0
+    return table
+
+
+def _benchmark(args: list[str]) -> int:
+    options = parsing.parse(BenchmarkArgs, args, prog="rl-training zoo benchmark", description=_summary(BenchmarkArgs))
+    from rl_training.zoo.suites import get_suite, suites
+
+    if options.show:
+        _print(_table_of_suites())
+        return 0
+    problems = [
+        f"--{name}: must be at least 1, got {value}"
+        for name, value in (("seeds", options.seeds), ("jobs", options.jobs))
+        if value is not None and value < 1
+    ]
+    if not options.suite:
+        problems.append(f"name a suite: {', '.join(suites())}, or a YAML file; --list says what they are")
+    if problems:
+        raise ConfigError(problems)
+    from rl_training.zoo.benchmark import Benchmark
+    from rl_training.zoo.progress import showing
+
+    suite = get_suite(options.suite, trust=options.trust)
+    benchmark = Benchmark(suite, options.output_dir, seeds=options.seeds, jobs=options.jobs, only=options.only)
+    with showing(f"{suite.name}, {benchmark.slots} at a time", quiet=options.quiet) as view:
+        outcome = benchmark.run(view)
+    _say_outcome(outcome, benchmark.log_file)
+    return outcome.exit_code
+
+
+def _table_of_suites() -> Table:
+    from rl_training.zoo.suites import get_suite, suites
+
+    table = Table("suite", "tasks", "seeds", "steps", "what it is", box=None)
+    for suite in map(get_suite, suites()):
+        steps = sum(task.config.total_timesteps for task in suite.tasks) * suite.seeds
+        table.add_row(suite.name, f"{len(suite.tasks)}", f"{suite.seeds}", f"{steps:,}", suite.description)
+    return table
+
+
+def _say_outcome(outcome: Outcome, log_file: Callable[[Job], Path]) -> None:
+    """What was reached, what failed and why, and where everything is."""
+    from rl_training.zoo.manifest import MANIFEST
+    from rl_training.zoo.progress import summary
+
+    _print(summary(outcome))
+    done = sum(job.state == "done" for job in outcome.jobs)
+    print(f"{done} of {len(outcome.jobs)} runs done")
+    failed = [job for job in outcome.jobs if job.state == "failed"]
+    for job in failed:
+        print(f"failed: {job.name}: {job.note} (log: {log_file(job)})")
+    print(f"manifest: {outcome.directory / MANIFEST}")
+    if done < len(outcome.jobs):
+        print("to go on: call the same command again")
+
+
+def _report(args: list[str]) -> int:
+    options = parsing.parse(ReportArgs, args, prog="rl-training zoo report", description=_summary(ReportArgs))
+    from rl_training.zoo import report
+
+    results = options.results_dir or report.results_dir()
+    for path in options.add:
+        if options.check:
+            raise ConfigError("--add and --check: choose one")
+        print(f"merged into {report.add_results(path, results)}")
+    found = report.stale(options.docs_dir, results)
+    for path, content in found.items():
+        print(f"{'stale' if options.check else 'wrote'}: {path}")
+        if not options.check:
+            content.write(path)
+    return 1 if options.check and found else 0
+
+
+def _summary(cls: type[object]) -> str:
+    """The docstring of arguments, without their list."""
+    return str(cls.__doc__).partition("\n\nAttributes:")[0].replace("\n    ", "\n")
+
+
+def _print(table: Table) -> None:
+    """A table; a pipe has no width, and names are never cut."""
+    console = Console()
+    (console if console.is_terminal else Console(width=200)).print(table)

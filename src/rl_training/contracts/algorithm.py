@@ -27,6 +27,10 @@ class Policy(Protocol):
     """Acts. This is all that collectors, evaluators and remote workers hold.
 
     `state` is opaque to everybody else: feed-forward policies ignore it and return None.
+
+    To be exported, a policy also says in plain torch code what it does without randomness: `mode(obs)` gives flat
+    actions [B, ...]; one that remembers has `state_size` and `mode(obs, state, episode_start)`, which gives the actions
+    and the next state.
     """
 
     box_actions: BoxActions

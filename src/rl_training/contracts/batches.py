@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from rl_training.contracts.arrays import AnyArray, ArrayObservation, BoolArray, map_observation
@@ -18,6 +19,17 @@ from rl_training.contracts.state import Stateful
 
 Observation = Tensor | dict[str, Tensor]
 """A batch of observations as tensors; a dict for Dict spaces."""
+
+
+def num_rows(obs: Observation) -> int:
+    """How many observations are in a batch."""
+    return len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+
+
+def device_of(obs: Observation) -> torch.device:
+    """Where a batch of observations lies."""
+    return (next(iter(obs.values())) if isinstance(obs, dict) else obs).device
+
 
 Metrics = dict[str, Tensor | float]
 """Detached scalars; read (and synchronised with the device) only by the logger."""

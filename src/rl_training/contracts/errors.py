@@ -37,6 +37,14 @@ class CheckpointError(RLTrainingError):
     """A checkpoint that is missing, damaged, of a newer format, or of another run."""
 
 
+class ExportError(RLTrainingError):
+    """An agent that cannot be exported, or whose exported file does not act as it does."""
+
+
+class HubError(RLTrainingError):
+    """The Hugging Face hub could not be reached, or refused what was asked of it."""
+
+
 class MissingExtraError(RLTrainingError):
     """An optional dependency that is not installed; the message names the extra to install."""
 

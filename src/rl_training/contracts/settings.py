@@ -4,10 +4,78 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Search between two numbers, both included; with `log`, factors count instead of differences.
+
+    Whole numbers if both are. Of a schedule, its largest value is searched; the others keep their ratio to it.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a range that has nothing in it."""
+        if not self.low <= self.high:
+            raise ValueError(f"low must be at most high, got {self.low} and {self.high}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low must be above 0 where factors count (log), got {self.low}")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Search among a few values."""
+
+    values: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse a choice of nothing."""
+        if not self.values:
+            raise ValueError("a choice needs at least one value")
+
+
+@dataclass(frozen=True)
+class SameAs:
+    """Take whatever another setting is given (its name as it is for users, from the algorithm's config on)."""
+
+    name: str
+
+
+Search = Range | Choices | SameAs
+"""What a search may give a setting."""
+
+
+def uniform(low: float, high: float) -> Range:
+    """Search real numbers between two, all equally likely.
+
+    Example:
+        >>> setting(0.2, "Clip.", gt=0, search=uniform(0.1, 0.4)).metadata["search"].high
+        0.4
+    """
+    return Range(float(low), float(high))
+
+
+def log_uniform(low: float, high: float) -> Range:
+    """Search real numbers between two, all orders of magnitude equally likely: learning rates, small coefficients."""
+    return Range(float(low), float(high), log=True)
+
+
+def integers(low: int, high: int, *, log: bool = False) -> Range:
+    """Search whole numbers between two."""
+    return Range(int(low), int(high), log)
+
+
+def choices(*values: Any) -> Choices:
+    """Search among these values; powers of two, for example."""
+    return Choices(values)
 
 
 def setting(
@@ -19,8 +87,12 @@ def setting(
     gt: float | None = None,
     le: float | None = None,
     lt: float | None = None,
+    search: Search | Mapping[str, Any] | None = None,
 ) -> Any:
-    """A dataclass field with its documentation and its range.
+    """A dataclass field with its documentation, its range, and what a search for good settings may give it.
+
+    For a section or a schedule, `search` maps names of its parts to what these may be given; a part that is None is not
+    searched, whatever the section itself says.
 
     Example:
         >>> @documented
@@ -28,7 +100,7 @@ def setting(
         ... class Settings:
         ...     gamma: float = setting(0.99, "Discount factor.", ge=0, le=1)
     """
-    metadata = {"help": help, "ge": ge, "gt": gt, "le": le, "lt": lt}
+    metadata = {"help": help, "ge": ge, "gt": gt, "le": le, "lt": lt, "search": search}
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

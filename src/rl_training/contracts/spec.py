@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gymnasium import spaces
 
 from rl_training.contracts.schedule import Linear, ScheduleOrFloat
-from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.settings import choices, documented, setting
 
 if TYPE_CHECKING:
     from rl_training.contracts.algorithm import Algorithm
@@ -60,7 +60,7 @@ class EnvSpec:
 class AlgorithmConfig:
     """Settings that every algorithm has."""
 
-    gamma: float = setting(0.99, "Discount factor.", ge=0, le=1)
+    gamma: float = setting(0.99, "Discount factor.", ge=0, le=1, search=choices(0.9, 0.95, 0.98, 0.99, 0.995, 0.999))
 
     def problems(self) -> list[str]:
         """Combinations of settings that cannot work, as sentences that begin with the setting's name."""
@@ -70,13 +70,23 @@ class AlgorithmConfig:
         """Settings that have no effect because of others."""
         return set()
 
+    def rows_per_update(self, num_envs: int) -> int:
+        """Transitions in one gradient step; by which the number of threads is chosen."""
+        raise NotImplementedError
+
 
 @documented
 @dataclass
 class OnPolicyConfig(AlgorithmConfig):
     """Settings that every on-policy algorithm has."""
 
-    num_steps: int = setting(256, "Steps of each environment per rollout.", ge=1)
+    num_steps: int = setting(
+        256, "Steps of each environment per rollout.", ge=1, search=choices(16, 32, 64, 128, 256, 512, 1024)
+    )
+
+    def rows_per_update(self, num_envs: int) -> int:
+        """See `AlgorithmConfig.rows_per_update`; a whole rollout, unless it is split."""
+        return self.num_steps * num_envs
 
 
 @documented
@@ -85,16 +95,23 @@ class OffPolicyConfig(AlgorithmConfig):
     """Settings that every replay-based algorithm has: how much is collected, kept, sampled and learned."""
 
     buffer_size: int = setting(1_000_000, "Transitions that replay keeps, over all environments.", ge=1)
-    batch_size: int = setting(256, "Transitions per gradient step.", ge=1)
-    learning_starts: int = setting(100, "Environment steps before the first gradient step.", ge=0)
+    batch_size: int = setting(256, "Transitions per gradient step.", ge=1, search=choices(64, 128, 256, 512))
+    learning_starts: int = setting(
+        100, "Environment steps before the first gradient step.", ge=0, search=choices(100, 1_000, 5_000)
+    )
     random_steps: int | None = setting(
         None, "Environment steps with uniformly random actions at first; none for as many as learning_starts.", ge=0
     )
-    num_steps: int = setting(1, "Steps of each environment between rounds of gradient steps.", ge=1)
-    updates_per_step: float = setting(
-        1.0, "Gradient steps per environment step, whatever the number of environments (0.25, 1, 20).", ge=0
+    num_steps: int = setting(
+        1, "Steps of each environment between rounds of gradient steps.", ge=1, search=choices(1, 4, 16, 64)
     )
-    n_step: int = setting(1, "Rewards that are summed before the bootstrap.", ge=1)
+    updates_per_step: float = setting(
+        1.0,
+        "Gradient steps per environment step, whatever the number of environments (0.25, 1, 20).",
+        ge=0,
+        search=choices(0.25, 0.5, 1.0),
+    )
+    n_step: int = setting(1, "Rewards that are summed before the bootstrap.", ge=1, search=choices(1, 3, 5))
     prioritized: bool = setting(False, "Sample transitions in proportion to their last error.")
     priority_exponent: float = setting(0.6, "How much priorities matter: 0 is uniform, 1 proportional.", ge=0)
     importance_exponent: ScheduleOrFloat = setting(
@@ -118,6 +135,10 @@ class OffPolicyConfig(AlgorithmConfig):
     def unused(self) -> set[str]:
         """See `AlgorithmConfig.unused`."""
         return set() if self.prioritized else {"priority_exponent", "importance_exponent"}
+
+    def rows_per_update(self, num_envs: int) -> int:
+        """See `AlgorithmConfig.rows_per_update`."""
+        return self.batch_size
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,16 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rl_training.algorithms.ppo import Evaluation, PPOConfig, ppo_epochs
+from rl_training.algorithms.ppo import PPOConfig, minibatch_losses, ppo_epochs
 from rl_training.contracts.algorithm import Algorithm
 from rl_training.contracts.arrays import ArrayObservation, map_observation
 from rl_training.contracts.batches import Observation, Progress, RolloutBatch, UpdateResult
-from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.settings import choices, documented, setting
 from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
 from rl_training.contrib.recurrent.memory import MemoryConfig
 from rl_training.contrib.recurrent.policy import RecurrentActorCriticPolicy, Sequences
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.policies.parameters import ParameterStore
+from rl_training.policies.parameters import GradientStep, ParameterStore
 
 
 @documented
@@ -32,12 +32,18 @@ from rl_training.policies.parameters import ParameterStore
 class RecurrentPPOConfig(PPOConfig):
     """Settings of RecurrentPPO: PPO's, the memory, and how rollouts are cut into sequences."""
 
-    num_steps: int = setting(128, "Steps of each environment per rollout.", ge=1)
+    num_steps: int = setting(128, "Steps of each environment per rollout.", ge=1, search=choices(32, 64, 128, 256, 512))
     minibatch_size: int = setting(
-        128, "Transitions per gradient step, at least one sequence (split evenly if they do not divide).", ge=1
+        128,
+        "Transitions per gradient step, at least one sequence (split evenly if they do not divide).",
+        ge=1,
+        search=choices(64, 128, 256, 512),
     )
     sequence_length: int | None = setting(
-        32, "Steps through which gradients flow back in time; none for whole rollouts.", ge=1
+        32,
+        "Steps through which gradients flow back in time; none for whole rollouts.",
+        ge=1,
+        search=choices(8, 16, 32, 64),
     )
     memory: MemoryConfig = setting(factory=MemoryConfig, help="Memory.")
 
@@ -83,8 +89,13 @@ class RecurrentPPOAlgorithm(Algorithm[RecurrentPPOConfig]):
         with torch.random.fork_rng(devices=[]):  # initial weights come from our stream, not from the global one
             torch.default_generator.manual_seed(int(rng.integers(2**63)))
             self.policy = RecurrentActorCriticPolicy(spec, config.network, config.memory, config.box_actions).to(device)
-        self.policy.eval()  # training mode lasts only as long as an update
         self.store = ParameterStore(self.policy, config.optimizer)
+        self.step = GradientStep(self.store, self.losses, module=self.policy, max_grad_norm=config.max_grad_norm)
+
+    def losses(self, clip_coef: Tensor, rows: RolloutBatch, sequences: Sequences) -> dict[str, Tensor]:
+        """Those of one minibatch of whole sequences."""
+        judged = self.policy.evaluate_actions(rows.obs, rows.actions, sequences)
+        return minibatch_losses(self.config, rows, judged, clip_coef)
 
     def update(self, batch: RolloutBuffer, progress: Progress) -> UpdateResult:
         """Learn from one rollout."""
@@ -93,17 +104,13 @@ class RecurrentPPOAlgorithm(Algorithm[RecurrentPPOConfig]):
         data = batch.flatten(self.device)
         rows, sequences = cut_rollout(batch, states[:-1], self.config.sequence_length or batch.num_steps)
 
-        def epoch() -> Iterator[tuple[RolloutBatch, Evaluation]]:
+        def epoch() -> Iterator[tuple[RolloutBatch, Sequences]]:
             for chosen in self._minibatches(rows.shape[1], data.num_rows):
                 there = sequences.there[:, chosen]
                 part = Sequences(there, sequences.starts[:, chosen], sequences.state[chosen])
-                minibatch = data.rows(rows[:, chosen][there])
-                yield minibatch, self.policy.evaluate_actions(minibatch.obs, minibatch.actions, part)
+                yield data.rows(rows[:, chosen][there]), part
 
-        self.policy.train()
-        result = ppo_epochs(self.config, self.store, data, epoch, progress)
-        self.policy.eval()
-        return result
+        return ppo_epochs(self.config, self.step, data, epoch, progress)
 
     def _states(self, rollout: RolloutBuffer) -> Tensor:
         """The policy's states [T + 1, N, S] before each row of a rollout and after the last.

@@ -37,7 +37,7 @@ def check(found: BoolArray, stack: FrameStack) -> None:
 
 
 def equal(a: ArrayObservation, b: ArrayObservation) -> BoolArray:
-    """Rows [N] that are equal in all parts."""
+    """Rows [N] that are equal in all parts, as the dtypes of `a` can tell: replay keeps float64 as float32."""
     if isinstance(a, dict):
         assert isinstance(b, dict)
         found: BoolArray = np.logical_and.reduce([_rows_equal(a[key], b[key]) for key in a])
@@ -47,4 +47,5 @@ def equal(a: ArrayObservation, b: ArrayObservation) -> BoolArray:
 
 
 def _rows_equal(a: AnyArray, b: AnyArray) -> BoolArray:
-    return np.array([np.array_equal(x, y) for x, y in zip(a, b, strict=True)], np.bool_)
+    same = b.astype(a.dtype, copy=False)
+    return np.array([np.array_equal(x, y) for x, y in zip(a, same, strict=True)], np.bool_)

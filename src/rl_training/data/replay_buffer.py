@@ -81,7 +81,7 @@ class ReplayBuffer(Stateful):
 
         self.obs = map_observation(self._column, layout)
         self.is_stacked = spec.frame_stack is not None
-        self.age = self._column(_Layout((), np.uint8))
+        self.age = self._column(_Layout((), np.uint8 if self.stack.size < 256 else np.int32))
         """How many rows before this one belong to its stack of frames."""
         self.shown: ArrayObservation | None = None
         """What the environments showed last: the very object, so that a step which goes on from it is known."""

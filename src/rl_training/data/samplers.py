@@ -14,7 +14,7 @@ from rl_training.contracts.batches import Observation, Progress, Step, Transitio
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.schedule import ScheduleOrFloat, value_of
 from rl_training.contracts.state import Stateful
-from rl_training.data.hindsight import Hindsight
+from rl_training.data.hindsight import Goals, Hindsight
 from rl_training.data.normalize import ObservationNormalizer, RewardNormalizer
 from rl_training.data.replay_buffer import Indices, ReplayBuffer
 from rl_training.data.sum_tree import SumTree
@@ -212,6 +212,27 @@ class ReplaySampler(Stateful):
         """See `Sampler.sample`."""
         buffer = self.buffer
         index, weight = self.indexer.draw(buffer, batch_size, progress)
+        reward, discount, last, goal = self._follow(index)
+        obs, next_obs = buffer.observations(index), buffer.next_observations(last)
+        if goal is not None:
+            goal.put(obs)
+            goal.put(next_obs)
+        return TransitionBatch(
+            obs=self._observation(obs),
+            action=self._tensor(buffer.action.take(index, axis=0)),
+            reward=self._tensor(reward),
+            discount=self._tensor(discount),
+            next_obs=self._observation(next_obs),
+            weight=self._tensor(weight),
+            indices=torch.from_numpy(index),
+        )
+
+    def _follow(self, index: Indices) -> tuple[AnyArray, Float32, Indices, Goals | None]:
+        """Rewards and discounts [B] from transitions on, the steps at which they end, and goals if any are changed."""
+        buffer = self.buffer
+        if self.n_step == 1 and self.hindsight is None:  # what the rest comes to for a single step
+            reward = self._scaled(buffer.reward.take(index))
+            return reward, np.float32(self.gamma) * ~buffer.terminated.take(index), index, None
         window = buffer.window(index, self.n_step)
         reward = buffer.reward.take(window.steps)
         terminated = buffer.terminated.take(window.steps)
@@ -221,22 +242,9 @@ class ReplaySampler(Stateful):
             reward, terminated, used = self.hindsight.relabel(buffer, window, goal, reward, terminated)
 
         length = used.sum(axis=1)
-        rows = np.arange(batch_size)
-        last = window.steps[rows, length - 1]
+        rows = np.arange(index.size)
         discount = np.float32(self.gamma) ** length.astype(np.float32) * ~terminated[rows, length - 1]
-        obs, next_obs = buffer.observations(index), buffer.next_observations(last)
-        if goal is not None:
-            goal.put(obs)
-            goal.put(next_obs)
-        return TransitionBatch(
-            obs=self._observation(obs),
-            action=self._tensor(buffer.action.take(index, axis=0)),
-            reward=self._tensor(self._sum(reward, used)),
-            discount=self._tensor(discount.astype(np.float32, copy=False)),
-            next_obs=self._observation(next_obs),
-            weight=self._tensor(weight),
-            indices=torch.from_numpy(index),
-        )
+        return self._sum(reward, used), discount, window.steps[rows, length - 1], goal
 
     def update_priorities(self, indices: Tensor, priorities: Tensor | None) -> None:
         """See `Sampler.update_priorities`."""
@@ -255,13 +263,12 @@ class ReplaySampler(Stateful):
 
     def _sum(self, reward: AnyArray, used: AnyArray) -> AnyArray:
         """Discounted sums [B] of the rewards [B, n] that are used."""
-        if self.reward_normalizer is not None:
-            reward = self.reward_normalizer.scale(reward)
-        if self.n_step == 1:
-            return reward[:, 0]
         powers = np.float32(self.gamma) ** np.arange(self.n_step, dtype=np.float32)
-        summed: AnyArray = (np.where(used, reward, 0.0) * powers).sum(axis=1)
+        summed: AnyArray = (np.where(used, self._scaled(reward), 0.0) * powers).sum(axis=1)
         return summed
+
+    def _scaled(self, reward: AnyArray) -> AnyArray:
+        return reward if self.reward_normalizer is None else self.reward_normalizer.scale(reward)
 
     def _observation(self, obs: ArrayObservation) -> Observation:
         return map_observation(self._tensor, obs if self.obs_normalizer is None else self.obs_normalizer(obs))

@@ -11,6 +11,7 @@ of the game, which goes on: what is reported is always the score of a whole game
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from rl_training.contracts.arrays import AnyArray, ArrayObservation
+from rl_training.contracts.arrays import AnyArray, ArrayObservation, BoolArray, map_observation
 from rl_training.contracts.environment import VectorStep
 from rl_training.contracts.errors import CheckpointError, ConfigError, MissingExtraError
 from rl_training.contracts.settings import documented, setting
@@ -75,16 +76,14 @@ def make_game(env_id: str, config: AtariConfig, env_kwargs: dict[str, Any]) -> A
     ]
     if problems:
         raise ConfigError(problems)
-    game = gym.make(
-        env_id,
-        frameskip=1,
-        repeat_action_probability=0.0,
-        full_action_space=config.full_action_set,
-        max_num_frames_per_episode=config.max_frames,
-        disable_env_checker=True,
-        **env_kwargs,
-    )
-    return AtariGame(game, config)
+    own = {
+        "frameskip": 1,
+        "repeat_action_probability": 0.0,
+        "full_action_space": config.full_action_set,
+        "max_num_frames_per_episode": config.max_frames,
+        "disable_env_checker": True,
+    }
+    return AtariGame(gym.make(env_id, **{**own, **env_kwargs}), config)
 
 
 def make_native_games(env_id: str, config: AtariConfig, num_envs: int) -> VectorEnv[Any, Any, Any]:
@@ -129,7 +128,9 @@ class AtariGame(gym.Env[Frame, int]):
         self.game = unwrapped
         self.ale: Any = self.game.ale
         self.config = config
-        self.spec, self.metadata, self.render_mode = game.spec, game.metadata, game.render_mode
+        self.spec, self.render_mode = unwrapped.spec, game.render_mode
+        # a video has a picture for each step, and the console draws 60 a second
+        self.metadata = {**game.metadata, "render_fps": 60 / config.frame_skip}
         self.action_space = game.action_space
         self.actions = self.ale.getLegalActionSet() if config.full_action_set else self.ale.getMinimalActionSet()
         self.fire = next((action for action in self.actions if action.name == "FIRE"), None)
@@ -209,6 +210,14 @@ class AtariGame(gym.Env[Frame, int]):
         """See `gymnasium.Env.close`."""
         self.game.close()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> AtariGame:
+        """Another game in the same state: ale-py's own objects cannot be copied, but made again."""
+        assert self.spec is not None
+        twin = AtariGame(gym.make(copy.deepcopy(self.spec)), copy.deepcopy(self.config))
+        twin.set_state(copy.deepcopy(self.get_state()))
+        memo[id(self)] = twin
+        return twin
+
     def get_state(self) -> dict[str, Any]:
         """See `rl_training.envs.snapshot`."""
         saved = self.game.clone_state(include_rng=True).serialize()
@@ -266,10 +275,9 @@ class AtariAdapter(AutoresetAdapter):
             return step._replace(reward=reward)
         terminated = step.terminated | lost
         ended = np.flatnonzero(terminated | step.truncated)
-        assert not isinstance(step.obs, dict)
-        final_obs = step.obs[ended]
+        final_obs = map_observation(lambda x: x[ended], step.obs)
         if step.final_obs is not None:
-            final_obs[np.isin(ended, step.ended)] = step.final_obs
+            _put(final_obs, np.isin(ended, step.ended), step.final_obs)
         return step._replace(reward=reward, terminated=terminated, ended=ended, final_obs=final_obs)
 
     def take_snapshot(self) -> dict[str, Any] | str:
@@ -281,3 +289,13 @@ class AtariAdapter(AutoresetAdapter):
         """See `Environments.restore_snapshot`."""
         super().restore_snapshot(snapshot)
         self.lives[:] = np.asarray(snapshot["lives"])
+
+
+def _put(obs: ArrayObservation, where: BoolArray, values: ArrayObservation) -> None:
+    """Write rows of observations, in all entries of a dict."""
+    if isinstance(obs, dict):
+        assert isinstance(values, dict)
+        for key, part in obs.items():
+            part[where] = values[key]
+    else:
+        obs[where] = values

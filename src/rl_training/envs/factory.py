@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import gymnasium as gym
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl_training.contracts.errors import ConfigError, EnvError, MissingExtraError, RLTrainingError
 from rl_training.envs.atari import AtariConfig, is_atari, make_game, make_native_games
 from rl_training.envs.masks import ActionMask, CheckedMasks
+from rl_training.envs.sync import SequentialVectorEnv
 from rl_training.envs.vector import AnyVectorEnv
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.envs.wrappers import WrapperConfig, apply_wrappers
@@ -96,7 +97,7 @@ def make_vector_env(
     Example:
         >>> from rl_training import TrainConfig
         >>> make_vector_env(TrainConfig(algo="ppo", env_id="CartPole-v1"), num_envs=4)
-        SyncVectorEnv(num_envs=4)
+        SequentialVectorEnv(num_envs=4)
     """
     count = cfg.num_envs if num_envs is None else num_envs
     if isinstance(env, VectorEnv):
@@ -111,7 +112,7 @@ def make_vector_env(
                 f"num_envs: one environment was given, so num_envs must be 1, got {count}. Give a callable"
             )
         instance = wrap_env(env, cfg.wrappers, cfg.action_masks)
-        return SyncVectorEnv([lambda: instance], autoreset_mode=autoreset_mode)
+        return SequentialVectorEnv([lambda: instance], autoreset_mode=autoreset_mode)
     if env is None or isinstance(env, str):
         env_id, kwargs, wrappers = env or cfg.env_id, cfg.env_kwargs, cfg.wrappers
 
@@ -126,7 +127,7 @@ def make_vector_env(
     if cfg.vectorization == "async":
         make().close()  # a broken environment should fail here, with its own error, not in a worker
         return WorkerVectorEnv([make] * count, timeout=cfg.env_timeout, autoreset_mode=autoreset_mode)
-    return SyncVectorEnv([make] * count, autoreset_mode=autoreset_mode)
+    return SequentialVectorEnv([make] * count, autoreset_mode=autoreset_mode)
 
 
 def copy_env(env: EnvLike) -> EnvLike:
@@ -134,14 +135,25 @@ def copy_env(env: EnvLike) -> EnvLike:
     if isinstance(env, str) or not isinstance(env, (gym.Env, VectorEnv)):
         return env
     try:
-        return copy.deepcopy(env)
+        twin = _copied(env)
+        own, found = ((one.observation_space, one.action_space) for one in (env, twin))
+        if own != found:  # what a spec says of an environment need not be all that was made of it
+            raise EnvError(f"made anew from its spec, it has the spaces {found} instead of {own}")
     except Exception as error:
-        if isinstance(env, gym.Env) and env.spec is not None:
-            return gym.make(env.spec)
         raise EnvError(
             f"{env} cannot be copied for evaluation ({type(error).__name__}: {error}). "
             "Give one of its own with eval_env=..., or turn evaluation during training off with eval_every=0."
         ) from error
+    return twin
+
+
+def _copied(env: SingleEnv | AnyVectorEnv) -> SingleEnv | AnyVectorEnv:
+    try:
+        return copy.deepcopy(env)
+    except Exception:
+        if not isinstance(env, gym.Env) or env.spec is None:
+            raise
+        return gym.make(env.spec)
 
 
 def describe_env(env: EnvLike) -> str:

@@ -51,8 +51,12 @@ RENDERING |= {
     "cracked_hole_img",
     "tile_images",
 }
-CONSTANT = frozenset({"env", "metadata", "spec", "_cached_spec", "_saved_kwargs", "P", "desc", "model", "data"})
+CONSTANT = frozenset(
+    {"env", "metadata", "_metadata", "spec", "_cached_spec", "_saved_kwargs", "P", "desc", "model", "data"}
+)
 """Attributes that never change after construction, or are handled by themselves."""
+FORMERLY = frozenset({"_metadata"})
+"""Constants that older checkpoints hold as state."""
 
 
 @runtime_checkable
@@ -131,7 +135,8 @@ def _levels(env: Any) -> list[Any]:
 
 
 def _class_name(level: Any) -> str:
-    return f"{type(level).__module__}.{type(level).__qualname__}"
+    cls = SyncVectorEnv if isinstance(level, SyncVectorEnv) else type(level)  # our quicker one has the same state
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _implements_protocol(level: Any) -> bool:
@@ -167,6 +172,8 @@ def _set_level(level: Any, state: dict[str, Any]) -> None:
     for key, value in state.items():
         if key == "$mujoco":
             _set_mujoco(level, value)
+        elif key in FORMERLY and hasattr(level, key):
+            continue
         elif not _is_settable(level, key):
             raise CheckpointError(f"{_class_name(level)} has no state named '{key:.60}'")
         else:

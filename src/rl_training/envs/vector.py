@@ -141,7 +141,9 @@ def _env_errors(doing: str) -> Iterator[None]:
         raise
     except Exception as error:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        numbers = [f.f_locals.get("i") for f in frames if f.f_code.co_filename.endswith("sync_vector_env.py")]
+        numbers = [
+            f.f_locals.get("i") for f in frames if f.f_code.co_filename.endswith(("sync_vector_env.py", "sync.py"))
+        ]
         number = f" {numbers[-1]}" if numbers and isinstance(numbers[-1], int) else ""
         raise EnvError(
             f"environment{number} raised {type(error).__name__} in {doing}: {error}\n\n{traceback.format_exc()}"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import spaces
 
-from rl_training.contracts.errors import ConfigError
+from rl_training.contracts.arrays import AnyArray
+from rl_training.contracts.errors import ConfigError, MissingExtraError
+from rl_training.contracts.images import ImageLayout, image_layout, is_image
 from rl_training.contracts.spec import FrameStack
+from rl_training.envs.rendering import rendering_hint
 
 WrapperFactory = Callable[..., "gym.Env[Any, Any]"]
 
@@ -24,12 +28,10 @@ _GYMNASIUM = (
     "FilterObservation",
     "FlattenObservation",
     "FrameStackObservation",
-    "GrayscaleObservation",
     "MaxAndSkipObservation",
     "RescaleAction",
     "RescaleObservation",
     "ReshapeObservation",
-    "ResizeObservation",
     "StickyAction",
     "TimeAwareObservation",
     "TimeLimit",
@@ -86,17 +88,30 @@ def apply_wrappers(env: gym.Env[Any, Any], wrappers: list[WrapperConfig]) -> gym
         try:
             kwargs = _as_tuples(wrapper.kwargs)
             env = _WRAPPERS[wrapper.name](env, **kwargs)
+        except MissingExtraError:
+            raise
         except Exception as error:
-            raise ConfigError(f"wrappers: {wrapper.name}: {error}") from error
+            raise ConfigError(f"wrappers: {wrapper.name}: {error}{rendering_hint(error)}") from error
     return env
 
 
-def stack_of(wrapper: WrapperConfig) -> FrameStack | None:
-    """What a wrapper makes of observations, if it stacks them in a way that replay can undo."""
-    padding = wrapper.kwargs.get("padding_type", "reset")
-    if wrapper.name != "FrameStackObservation" or padding not in ("reset", "zero"):
-        return None
-    return FrameStack(int(wrapper.kwargs["stack_size"]), "first" if padding == "reset" else "zero")
+_SAME_OBSERVATIONS = ("ClipAction", "ClipReward", "RescaleAction", "StickyAction", "TimeLimit")
+"""Wrappers that show what the environment inside of them shows, step by step."""
+
+
+def stack_of(wrappers: list[WrapperConfig], inside: FrameStack | None = None) -> FrameStack | None:
+    """How the outermost observations are stacks of frames, if they are in a way that replay can undo.
+
+    `inside` is what they are without any wrapper.
+    """
+    for wrapper in reversed(wrappers):
+        if wrapper.name in _SAME_OBSERVATIONS:
+            continue
+        padding = wrapper.kwargs.get("padding_type", "reset")
+        if wrapper.name != "FrameStackObservation" or padding not in ("reset", "zero"):
+            return None
+        return FrameStack(int(wrapper.kwargs["stack_size"]), "first" if padding == "reset" else "zero")
+    return inside
 
 
 def _as_tuples(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -117,6 +132,8 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
         if num_repeats < 1:
             raise ValueError(f"num_repeats must be at least 1, got {num_repeats}")
         self.num_repeats = num_repeats
+        if "render_fps" in env.metadata:  # a video has a picture for each step
+            self.metadata = {**env.metadata, "render_fps": env.metadata["render_fps"] / num_repeats}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """See `gymnasium.Env.step`; observation and info are the last ones."""
@@ -127,6 +144,128 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
             obs, reward, terminated, truncated, info = self.env.step(action)
             total = float(total) + float(reward)
         return obs, float(total), terminated, truncated, info
+
+
+class ImageWrapper(gym.ObservationWrapper[Any, Any, Any]):
+    """Base of wrappers that make other images of images: of all in a Dict, or of the entries that `keys` names.
+
+    Gymnasium's own take one image with its channels last; of one with its channels first, its `ResizeObservation` would
+    resize channels and height. These know all layouts that encoders know, keep them, and show the same pixels.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], keys: str | Sequence[str] | None) -> None:
+        super().__init__(env)
+        self.keys: tuple[str, ...] | None = None
+        space = env.observation_space
+        if not isinstance(space, spaces.Dict):
+            if keys is not None:
+                raise ValueError(f"keys: are for a Dict of observations, and this is {space}")
+            self.observation_space = self.changed_space(_image_space(space, "the observation"))
+            return
+        if keys is None:
+            keys = [key for key, part in space.spaces.items() if is_image(part)]
+        self.keys = (keys,) if isinstance(keys, str) else tuple(keys)
+        if not self.keys or not set(self.keys) <= set(space.spaces):
+            raise ValueError(f"keys: expected images among {list(space.spaces)}, got {list(self.keys)} of {space}")
+        images = {key: self.changed_space(_image_space(space[key], f"'{key}'")) for key in self.keys}
+        self.observation_space = spaces.Dict([(key, images.get(key, part)) for key, part in space.spaces.items()])
+
+    def observation(self, observation: Any) -> Any:
+        """See `gymnasium.ObservationWrapper.observation`."""
+        space = self.env.observation_space
+        if self.keys is None:
+            return self.changed(observation, image_layout(space))
+        assert isinstance(space, spaces.Dict)
+        images = {key: self.changed(observation[key], image_layout(space[key])) for key in self.keys}
+        return {**observation, **images}
+
+    def changed_space(self, space: spaces.Box) -> spaces.Box:
+        """What the space of an image becomes."""
+        raise NotImplementedError
+
+    def changed(self, image: AnyArray, layout: ImageLayout) -> AnyArray:
+        """What an image becomes."""
+        raise NotImplementedError
+
+
+def _image_space(space: spaces.Space[Any], name: str) -> spaces.Box:
+    if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3, 4):
+        return space
+    raise ValueError(f"{name} is no image, a Box of uint8 with 2, 3 or 4 dimensions; it is {space}")
+
+
+@register_wrapper("ResizeObservation")
+class ResizeObservation(ImageWrapper):
+    """Images of another height and width; channels and stacked frames stay where they are.
+
+    Example:
+        >>> env = ResizeObservation(gym.make("CarRacing-v3"), shape=(84, 84))  # doctest: +SKIP
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], shape: tuple[int, int], keys: str | Sequence[str] | None = None) -> None:
+        try:
+            import cv2  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError("ResizeObservation", "atari") from error
+        if not isinstance(shape, tuple) or len(shape) != 2 or not all(isinstance(n, int) and n > 0 for n in shape):
+            raise ValueError(f"shape: expected height and width, such as [84, 84], got {shape!r}")
+        self.shape = shape
+        super().__init__(env, keys)
+
+    def changed_space(self, space: spaces.Box) -> spaces.Box:
+        """See `ImageWrapper.changed_space`."""
+        shape = list(space.shape)
+        *_, height, width = image_layout(space).order
+        shape[height - 1], shape[width - 1] = self.shape
+        return spaces.Box(space.low.min(), space.high.max(), tuple(shape), np.uint8)
+
+    def changed(self, image: AnyArray, layout: ImageLayout) -> AnyArray:
+        """See `ImageWrapper.changed`: averaged over areas."""
+        import cv2
+
+        order = [dim - 1 for dim in layout.order[1:]]
+        in_front = image.transpose(order)
+        height, width = self.shape
+        # plane by plane, because OpenCV takes no more than four channels
+        planes = [cv2.resize(p, (width, height), interpolation=cv2.INTER_AREA) for p in _planes(in_front)]
+        resized: AnyArray = np.stack(planes).reshape(*in_front.shape[:-2], height, width)
+        return np.ascontiguousarray(resized.transpose(np.argsort(order)))
+
+
+def _planes(images: AnyArray) -> AnyArray:
+    return images.reshape(-1, *images.shape[-2:])
+
+
+_LUMINANCE = np.array([0.2125, 0.7154, 0.0721])
+"""Of red, green and blue, as in Gymnasium's wrapper."""
+
+
+@register_wrapper("GrayscaleObservation")
+class GrayscaleObservation(ImageWrapper):
+    """Grey images of coloured ones, without a dimension for channels, or with one of size 1 where it was before.
+
+    Example:
+        >>> env = GrayscaleObservation(gym.make("CarRacing-v3"), keep_dim=True)  # doctest: +SKIP
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], keep_dim: bool = False, keys: str | Sequence[str] | None = None) -> None:
+        self.keep_dim = keep_dim
+        super().__init__(env, keys)
+
+    def changed_space(self, space: spaces.Box) -> spaces.Box:
+        """See `ImageWrapper.changed_space`."""
+        colours, shape = image_layout(space).channel_dim, list(space.shape)
+        if colours is None or shape[colours] != 3:
+            raise ValueError(f"expected images with 3 channels (red, green, blue), got {space}; `keys` chooses images")
+        shape[colours : colours + 1] = [1] * self.keep_dim
+        return spaces.Box(0, space.high.max(), tuple(shape), np.uint8)
+
+    def changed(self, image: AnyArray, layout: ImageLayout) -> AnyArray:
+        """See `ImageWrapper.changed`."""
+        assert layout.channel_dim is not None
+        colours = np.moveaxis(image, layout.channel_dim, -1)
+        grey: AnyArray = np.multiply(colours, _LUMINANCE).sum(axis=-1).astype(np.uint8)
+        return np.expand_dims(grey, layout.channel_dim) if self.keep_dim else grey
 
 
 _VELOCITIES = {

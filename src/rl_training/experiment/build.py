@@ -13,9 +13,10 @@ from typing import Any
 import gymnasium as gym
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from torch import nn
 
 from rl_training.algorithms.registry import check_action_space, get_spec
-from rl_training.contracts.algorithm import Algorithm
+from rl_training.contracts.algorithm import Algorithm, Policy
 from rl_training.contracts.errors import ConfigError, EnvError
 from rl_training.contracts.random import random_stream
 from rl_training.contracts.spec import ACTION_MASK, EnvSpec, FrameStack, OffPolicyConfig, OnPolicyConfig, Regime
@@ -41,7 +42,6 @@ from rl_training.envs.wrappers import stack_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.replay import read_replay
 from rl_training.experiment.video import recording_env
-from rl_training.policies.encoders import has_images
 from rl_training.policies.exploration import RandomPolicy
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluator
@@ -51,7 +51,10 @@ from rl_training.runtime.trainer import Trainer
 
 MAX_EVAL_ENVS = 8
 MAX_THREADS = 8
+THREADS_FROM = 2**23
+"""Multiplications in a product from which on threads pay: 256 rows through a layer of 256 x 256 have twice as many."""
 EXACT, EPISODE_BOUNDARY, LEARNER_ONLY = "exact", "episode-boundary", "learner-only"
+WEIGHTS_ONLY = "weights-only"
 
 
 @dataclass
@@ -161,11 +164,12 @@ def build_experiment(config: TrainConfig, env: EnvLike | None = None, eval_env: 
         check_action_space(algorithm_spec, spec)
         if config.action_masks:
             check_mask_space(spec.observation_space, spec.action_space)
-        if config.num_threads is None:
-            config = config.replace(num_threads=_default_threads(spec))
-        rng = random_stream(config.seed, "algorithm")
-        with using_threads(config.num_threads):
+        with using_threads(1):  # so that initial weights are the same with any number
+            rng = random_stream(config.seed, "algorithm")
             algorithm = algorithm_spec.algorithm(config.algorithm, spec, device, rng)
+        if config.num_threads is None:
+            rows = config.algorithm.rows_per_update(vector.num_envs)
+            config = config.replace(num_threads=choose_threads(algorithm.policy, rows))
         actions = ActionMap(spec.action_space, algorithm.policy.box_actions)
         collector = Collector(
             _learning_adapter(config, vector, env),
@@ -196,11 +200,8 @@ def _frame_stack(config: TrainConfig, given: EnvLike | None) -> FrameStack | Non
     hindsight = isinstance(config.algorithm, OffPolicyConfig) and config.algorithm.her
     if config.action_masks or hindsight:  # masks and goals belong to a row by itself
         return None
-    if config.wrappers:
-        return stack_of(config.wrappers[-1])
-    if given is None and is_atari(config.env_id, config.env_kwargs):
-        return FrameStack(config.atari.frame_stack)
-    return None
+    game = given is None and is_atari(config.env_id, config.env_kwargs)
+    return stack_of(config.wrappers, FrameStack(config.atari.frame_stack) if game else None)
 
 
 @contextmanager
@@ -217,13 +218,24 @@ def using_threads(num_threads: int | None) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def _default_threads(spec: EnvSpec) -> int:
-    """Convolutions gain from threads; small networks lose. Torch's own number heeds OMP_NUM_THREADS."""
-    return min(torch.get_num_threads(), MAX_THREADS) if has_images(spec.observation_space) else 1
+def choose_threads(policy: Policy, rows: int) -> int:
+    """Threads for gradient steps of so many rows: one, or all that torch would take if there is work for them.
+
+    Convolutions gain from threads, and so do products of large matrices; on small ones, starting and joining threads
+    takes longer than the work. Torch's own number heeds OMP_NUM_THREADS.
+    """
+    assert isinstance(policy, nn.Module)
+    weights = list(policy.parameters())
+    is_large = max(weight.numel() for weight in weights) * rows >= THREADS_FROM
+    has_convolutions = any(isinstance(part, nn.modules.conv._ConvNd) for part in policy.modules())
+    return min(torch.get_num_threads(), MAX_THREADS) if is_large or has_convolutions else 1
 
 
 def _fit(config: TrainConfig, env: EnvLike | None) -> TrainConfig:
     """The config for the environment object that was given; settings that cannot apply to it are refused."""
+    if env is None and "*" in config.env_id:  # as in a preset for a family
+        one = "a game with --env-id ALE/Pong-v5" if config.env_id.startswith("ALE/") else "one with --env-id"
+        raise ConfigError(f"env_id: '{config.env_id}' stands for many environments: name {one} (in Python, env_id=...)")
     if isinstance(env, VectorEnv) and config.wrappers:
         raise ConfigError(
             "wrappers: a vector environment was given, and wrappers are for single ones; wrap it yourself"

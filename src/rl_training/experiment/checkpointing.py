@@ -27,12 +27,14 @@ from rl_training.contracts.arrays import AnyArray
 from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.state import Segment
+from rl_training.experiment.agents import locate
 from rl_training.experiment.files import read_mapping, refuse_links, require_file, sync_directory, sync_file, write_json
 from rl_training.runtime.callbacks import Callback, Every, RunView
 from rl_training.version import __version__
 
-FORMAT_VERSION = 2
-"""Format 2 added segments: large parts of the state in files of their own, which checkpoints share."""
+FORMAT_VERSION = 3
+"""Format 2 added segments: large parts of the state in files of their own, which checkpoints share. Format 3 added
+checkpoints of weights alone: of the state, only what acting needs."""
 MANIFEST, TENSORS, STATE, CONFIG, METADATA = (
     "manifest.json", "state.safetensors", "state.json", "config.json", "metadata.json",
 )  # fmt: skip
@@ -162,8 +164,11 @@ def checkpoints_of(run_dir: Path) -> list[Path]:
 
 
 def find_checkpoint(path: str | Path) -> Checkpoint:
-    """The checkpoint at a path, or the newest good one of a run directory. Damaged newer ones are reported."""
-    path = Path(path)
+    """The checkpoint at a path, or the newest good one of a run directory. Damaged newer ones are reported.
+
+    `zoo:ppo/CartPole-v1` is the place of an agent that ships with the package.
+    """
+    path = locate(path)
     if not os.path.exists(path):
         raise CheckpointError(f"{path} does not exist")
     if os.path.lexists(path / MANIFEST):
@@ -240,6 +245,16 @@ def _as_array(tensor: Tensor, where: Path) -> AnyArray:
     return array
 
 
+def is_checkpoint_file(name: str) -> bool:
+    """Whether a checkpoint may have a file of that name.
+
+    Example:
+        >>> is_checkpoint_file("state.safetensors"), is_checkpoint_file("setup.py")
+        (True, False)
+    """
+    return name in (MANIFEST, *_CONTENT) or _SEGMENT_NAME.fullmatch(name) is not None
+
+
 def _digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -259,9 +274,7 @@ def _replaceable(path: Path) -> bool:
     """Whether nothing but a checkpoint, whole or damaged, or nothing at all would be lost."""
     if not path.is_dir():
         return False
-    names = {entry.name for entry in path.iterdir()}
-    known = {MANIFEST, *_CONTENT, *(name for name in names if _SEGMENT_NAME.fullmatch(name))}
-    return (path / MANIFEST).exists() or names <= known
+    return (path / MANIFEST).exists() or all(is_checkpoint_file(entry.name) for entry in path.iterdir())
 
 
 def _replace(new: Path, place: Path) -> None:

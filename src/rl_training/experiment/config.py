@@ -13,7 +13,7 @@ from rl_training.algorithms.registry import get_spec
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
 from rl_training.contracts.spec import AlgorithmConfig
-from rl_training.envs.atari import AtariConfig, is_atari
+from rl_training.envs.atari import PREFIX, AtariConfig, is_atari
 from rl_training.envs.factory import Vectorization, module_of
 from rl_training.envs.wrappers import WrapperConfig, wrapper_problem
 from rl_training.experiment.schema import INVALID, build, convert_fields, to_plain, valid_part
@@ -39,8 +39,8 @@ class TrainConfig:
     device: str = setting("auto", "Torch device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps.")
     num_threads: int | None = setting(
         None,
-        "Threads torch may use inside one operation; by default one, the fastest for small networks, or as many as "
-        "torch would take (at most 8) where observations have images.",
+        "Threads torch may use inside one operation; by default one, the fastest for small networks, or for large ones "
+        "and images as many as torch would take (at most 8).",
         ge=1,
     )
 
@@ -77,6 +77,9 @@ class TrainConfig:
     log_every: int = setting(1_000, "Environment steps between lines of metrics.", ge=1)
     tensorboard: bool = setting(True, "Write TensorBoard files.")
     wandb: bool = setting(False, "Log to Weights & Biases (extra `wandb`).")
+    mlflow: bool = setting(
+        False, "Log to MLflow (extra `mlflow`): to MLFLOW_TRACKING_URI, or by default into output_dir/mlflow.db."
+    )
 
     algorithm: AlgorithmConfig = setting(None, "The algorithm's own settings.")
 
@@ -126,7 +129,17 @@ class TrainConfig:
             ]
         if self.env_id == "":
             found.append("env_id: is empty")
+        elif isinstance(self.env_id, str):
+            found += self._atari_problems()
         return found
+
+    def _atari_problems(self) -> list[str]:
+        default = AtariConfig()
+        said = [f.name for f in dataclasses.fields(default) if getattr(self.atari, f.name) != getattr(default, f.name)]
+        if not said or is_atari(self.env_id, self.env_kwargs):
+            return []
+        other = "with obs_type is played as any environment" if self.env_id.startswith(PREFIX) else "is none"
+        return [f"atari: {', '.join(said)}: these settings are for Atari games (ALE/...), and '{self.env_id}' {other}"]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, complete: every field with its resolved value."""

@@ -49,3 +49,18 @@ def run_lock(run_dir: Path) -> Iterator[None]:
         finally:
             _held.discard(path)
             file.truncate(0)
+
+
+def lock_owner(run_dir: Path) -> str | None:
+    """The other process that holds a run directory, as it named itself; None if no other does."""
+    import fcntl
+
+    path = (run_dir / LOCK).resolve()
+    if path in _held or not path.is_file():  # opening and closing one of our own would release it
+        return None
+    with open(path, "r+", encoding="utf-8", errors="replace") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return file.read(200).strip() or "another process"
+    return None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.contracts.errors import ConfigError
+from rl_training.envs.atari import is_atari
 from rl_training.experiment.config import Layer, TrainConfig, resolve
 from rl_training.experiment.schema import convert_fields
 from rl_training.experiment.yaml_io import read_yaml
@@ -50,6 +51,15 @@ class Preset:
         return dict(self.data.get("env_kwargs") or {})
 
     @property
+    def subject(self) -> str:
+        """What it is for, for people: the environment and its arguments."""
+        return f"{self.env_id} with env_kwargs={self.env_kwargs}" if self.env_kwargs else self.env_id
+
+    def is_for(self, env_id: str) -> bool:
+        """Whether it is for that environment, or for a family that it belongs to, whatever its arguments."""
+        return env_id == self.env_id or (self.is_family and fnmatch.fnmatchcase(env_id, self.env_id))
+
+    @property
     def total_timesteps(self) -> int:
         """Steps it trains for."""
         return int(self.data.get("total_timesteps", TrainConfig.total_timesteps))
@@ -83,11 +93,30 @@ def _check(preset: Preset) -> None:
 
 
 def find_preset(algo: str, env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Preset | None:
-    """The preset for an algorithm on an environment with these arguments, or on its family, or None."""
-    known = [preset for preset in presets().values() if (preset.algo, preset.env_kwargs) == (algo, env_kwargs or {})]
-    own = (preset for preset in known if preset.env_id == env_id)
-    family = (preset for preset in known if preset.is_family and fnmatch.fnmatchcase(env_id, preset.env_id))
-    return next(own, None) or next(family, None)
+    """The preset for an algorithm on an environment with these arguments, or on its family, or None.
+
+    A preset is also for more arguments than its own (another `mode` of a game). It is not for other values of arguments
+    that make another task of the same id, which are those that any preset for it names: `continuous` of LunarLander.
+
+    Example:
+        >>> find_preset("ppo", "LunarLander-v3", {"gravity": -5.0}).name
+        'ppo/lunarlander'
+        >>> find_preset("ppo", "LunarLander-v3", {"gravity": -5.0, "continuous": True}).name
+        'ppo/lunarlander-continuous'
+    """
+    given = dict(env_kwargs or {})
+    for_id = [preset for preset in presets().values() if preset.is_for(env_id)]
+    # how it is rendered makes another task only for those that learn from what is rendered: they have to be told to
+    telling = {key for preset in for_id for key in preset.env_kwargs} - {"render_mode"}
+
+    def fits(preset: Preset) -> bool:
+        own = preset.env_kwargs
+        extends = all(key in given and given[key] == value for key, value in own.items())
+        same_task = all((given.get(key) or None) == (own.get(key) or None) for key in telling)  # false: not given
+        return extends and same_task and is_atari(env_id, given) == is_atari(env_id, own)
+
+    found = [preset for preset in for_id if preset.algo == algo and fits(preset)]
+    return max(found, key=lambda preset: (not preset.is_family, len(preset.env_kwargs)), default=None)
 
 
 def get_preset(name: str) -> Preset:

@@ -12,7 +12,7 @@ from rl_training.contracts.arrays import ArrayObservation
 from rl_training.contracts.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.contracts.state import Stateful, check_keys
 from rl_training.envs.factory import EnvLike
-from rl_training.experiment.build import Experiment, build_experiment
+from rl_training.experiment.build import WEIGHTS_ONLY, Experiment, build_experiment
 from rl_training.experiment.checkpointing import CONFIG, Checkpoint, find_checkpoint
 from rl_training.experiment.config import Layer, TrainConfig, resolve
 from rl_training.experiment.metadata import collect_metadata
@@ -20,7 +20,7 @@ from rl_training.experiment.metadata import collect_metadata
 MAY_CHANGE = frozenset(
     {"total_timesteps", "output_dir", "device", "num_threads", "env_timeout", "max_seconds", "stop_reward"}
     | {"stop_patience", "eval_every", "eval_episodes", "eval_deterministic", "eval_epsilon", "checkpoint_every"}
-    | {"checkpoint_keep", "checkpoint_best", "video_every", "log_every", "tensorboard", "wandb", "init_from"}
+    | {"checkpoint_keep", "checkpoint_best", "video_every", "log_every", "tensorboard", "wandb", "mlflow", "init_from"}
 )
 """Settings that a resumed run may have otherwise than before."""
 
@@ -54,11 +54,22 @@ def restore(experiment: Experiment, checkpoint: Checkpoint, *, in_flight: bool =
     config = experiment.config
     with _naming(checkpoint, f"does not fit {config.algo} on {config.env_id}"):
         state = checkpoint.state
-        if not in_flight:
+        if checkpoint.metadata.get("resume_grade") == WEIGHTS_ONLY:
+            state = _completed(experiment, state)
+        elif not in_flight:
             state = {**state, "collector": {**state["collector"], "in_flight": None}}
         experiment.trainer.load_state_dict(state)
         _check_observation(experiment.trainer.collector.obs, experiment)
     experiment.trainer.restored_from = str(checkpoint.path)
+
+
+def _completed(experiment: Experiment, state: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint of weights alone, with everything else as in a new run: optimizer, random streams, no replay."""
+    check_keys("an agent without its training", ("algorithm", "collector", "progress"), state)
+    _start_from(experiment, state)
+    new = experiment.trainer.state_dict()
+    replay = {"sampler": None} if "sampler" in new else {}
+    return {**new, **replay, "collector": {**new["collector"], "in_flight": None}, "progress": state["progress"]}
 
 
 def _check_observation(obs: ArrayObservation | None, experiment: Experiment) -> None:
@@ -80,16 +91,20 @@ def _check_observation(obs: ArrayObservation | None, experiment: Experiment) -> 
 def initialize(experiment: Experiment, path: Path) -> None:
     """Start from the weights and the normalisation of a trained agent; everything else is as in a new run."""
     checkpoint = find_checkpoint(path)
-    collector = experiment.trainer.collector
     with _naming(checkpoint, "cannot be started from"):
-        trained = checkpoint.state["collector"].get("obs_normalizer")
-        if (trained is None) != (collector.obs_normalizer is None):
-            raise ConfigError("its weights and this run must agree in normalize_obs")
-        experiment.trainer.algorithm.start_from(checkpoint.state["algorithm"]["policy"])
-        for name in ("obs_normalizer", "reward_normalizer"):
-            part, saved = getattr(collector, name), checkpoint.state["collector"].get(name)
-            if isinstance(part, Stateful) and saved is not None:
-                part.load_state_dict({**part.state_dict(), "moments": saved["moments"]})
+        _start_from(experiment, checkpoint.state)
+
+
+def _start_from(experiment: Experiment, state: dict[str, Any]) -> None:
+    collector = experiment.trainer.collector
+    trained = state["collector"].get("obs_normalizer")
+    if (trained is None) != (collector.obs_normalizer is None):
+        raise ConfigError("its weights and this run must agree in normalize_obs")
+    experiment.trainer.algorithm.start_from(state["algorithm"]["policy"])
+    for name in ("obs_normalizer", "reward_normalizer"):
+        part, saved = getattr(collector, name), state["collector"].get(name)
+        if isinstance(part, Stateful) and saved is not None:
+            part.load_state_dict({**part.state_dict(), "moments": saved["moments"]})
 
 
 class _naming:  # noqa: N801 - used like a function

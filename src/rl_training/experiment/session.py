@@ -17,11 +17,13 @@ from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError, ConfigError
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.contracts.schedule import Schedule
+from rl_training.contracts.spec import OffPolicyConfig
 from rl_training.envs.factory import EnvLike, describe_env
 from rl_training.experiment.build import (
     EPISODE_BOUNDARY,
     EXACT,
     LEARNER_ONLY,
+    WEIGHTS_ONLY,
     Experiment,
     build_experiment,
     using_threads,
@@ -38,13 +40,16 @@ from rl_training.experiment.logging import (
     JsonlLogger,
     Logger,
     LoggingCallback,
+    MlflowLogger,
     ProgressCallback,
     TensorBoardLogger,
     WandbLogger,
     read_metrics,
+    require_mlflow,
     require_wandb,
 )
 from rl_training.experiment.metadata import collect_metadata
+from rl_training.experiment.profiling import Profiler, watched_methods
 from rl_training.experiment.restoring import (
     differing_machine,
     initialize,
@@ -76,8 +81,12 @@ def train(
     eval_env: EnvLike | None = None,
     callback: Callbacks = None,
     progress: bool = True,
+    profile: bool = False,
 ) -> TrainResult:
     """Train from a config, in a new run directory below `config.output_dir`.
+
+    With `profile`, the run directory gets a table of where the time went (`profile.json`), and a trace of the first
+    spans that chrome://tracing and Perfetto open (`trace.json`).
 
     Example:
         >>> result = train(TrainConfig(algo="ppo", env_id="CartPole-v1"))  # doctest: +SKIP
@@ -91,8 +100,14 @@ def train(
             initialize(experiment, config.init_from)
         run_dir = RunDirectory(make_run_dir(config))
         with run_lock(run_dir.path):
-            total = config.total_timesteps
-            return run_experiment(experiment, total, run_dir=run_dir, callback=callback, progress=progress)
+            return run_experiment(
+                experiment,
+                config.total_timesteps,
+                run_dir=run_dir,
+                callback=callback,
+                progress=progress,
+                profiler=Profiler() if profile else None,
+            )
     finally:
         experiment.close()
 
@@ -158,6 +173,8 @@ def require_extras(config: TrainConfig) -> None:
     """Refuse before any work is done what needs a package that is not installed."""
     if config.wandb:
         require_wandb()
+    if config.mlflow:
+        require_mlflow()
     if config.video_every:
         require_video()
 
@@ -182,6 +199,39 @@ def save_experiment(experiment: Experiment, path: Path) -> Path:
     return save_checkpoint(path, state, experiment.config.to_dict(), about)
 
 
+def save_weights(experiment: Experiment, path: Path) -> Path:
+    """Write what acting needs and nothing of this machine, as a checkpoint for others.
+
+    That is the policy's weights, the normalisation and how long it was trained. Paths, the device and the hardware are
+    left out: they mean nothing elsewhere.
+    """
+    config, collector = experiment.config, experiment.trainer.collector
+    elsewhere: dict[str, Any] = {
+        "output_dir": TrainConfig.output_dir,
+        "init_from": None,
+        "device": "auto",
+        "num_threads": None,
+    }
+    settings = config.algorithm
+    if isinstance(settings, OffPolicyConfig):
+        elsewhere["algorithm"] = dataclasses.replace(settings, prior_replay=None)
+    normalizers = {"obs_normalizer": collector.obs_normalizer, "reward_normalizer": collector.reward_normalizer}
+    state = {
+        "algorithm": {"policy": experiment.trainer.algorithm.state_dict()["policy"]},
+        "collector": {name: part.state_dict() for name, part in normalizers.items() if part is not None},
+        "progress": experiment.trainer.progress.state_dict(),
+    }
+    machine = collect_metadata(str(experiment.device))
+    about = {
+        **{name: machine[name] for name in ("created", "versions")},
+        "seed": config.seed,
+        "environment": describe_environment(experiment),
+        "env_steps": experiment.trainer.env_steps,
+        "resume_grade": WEIGHTS_ONLY,
+    }
+    return save_checkpoint(path, state, config.replace(**elsewhere).to_dict(), about)
+
+
 def _grade(state: dict[str, Any]) -> str:
     """What a resume from this state will be."""
     if state.get("sampler", ...) is None:
@@ -196,9 +246,11 @@ def run_experiment(
     run_dir: RunDirectory | None = None,
     callback: Callbacks = None,
     progress: bool = True,
+    profiler: Profiler | None = None,
 ) -> TrainResult:
     """Train until `total_timesteps`. With a run directory, everything is written there; without, nothing is."""
     config, trainer = experiment.config, experiment.trainer
+    said = ""
     if config.eval_every:
         _ = experiment.evaluator  # an environment that cannot be made for evaluation is found now, not later
     if run_dir is not None:
@@ -206,14 +258,20 @@ def run_experiment(
         this = config.replace(total_timesteps=total_timesteps)
         grade, obstacle = experiment.resume_grade()
         if progress:
-            _say(f"resume grade: {grade}" + (f" ({obstacle})" if obstacle else ""))
+            said = f"resume grade: {grade}" + (f" ({obstacle})" if obstacle else "")
         environment = describe_environment(experiment)
         run_dir.begin(this, str(experiment.device), environment=environment, resume_grade=grade)
     _warn_if_schedules_are_over(experiment)
     try:
         user = as_callbacks(callback)
         callbacks = _callbacks(experiment, run_dir, user, progress)
-        with using_threads(config.num_threads), _stop_on_signals(trainer):
+        with (
+            using_threads(config.num_threads),
+            _stop_on_signals(trainer),
+            _profiled(experiment, callbacks, profiler, run_dir),
+        ):
+            if said:  # from here on, a signal lets the run save itself
+                _say(said)
             result = trainer.run(total_timesteps, callbacks, new=user)
         if config.eval_every and not result.interrupted:
             result.final_evaluation = _final_evaluation(experiment)
@@ -233,6 +291,22 @@ def run_experiment(
             stop_reason=result.stop_reason,
         )
     return result
+
+
+@contextmanager
+def _profiled(
+    experiment: Experiment, callbacks: list[Callback], profiler: Profiler | None, run_dir: RunDirectory | None
+) -> Iterator[None]:
+    """Measure where the time goes, and write it down however the run ends."""
+    if profiler is None or run_dir is None:
+        yield
+        return
+    try:
+        with profiler.watching(watched_methods(experiment, callbacks)):
+            yield
+    finally:
+        profiler.write(run_dir.path)
+        _say(profiler.table())
 
 
 def _final_evaluation(experiment: Experiment) -> EvaluationResult:
@@ -329,6 +403,8 @@ def _file_callbacks(experiment: Experiment, run_dir: RunDirectory) -> list[Callb
         loggers.append(TensorBoardLogger(path / "tensorboard", history))
     if config.wandb:
         loggers.append(WandbLogger(path, config.to_dict(), run_dir.run_id()))
+    if config.mlflow:
+        loggers.append(MlflowLogger(path, config.to_dict(), run_dir.run_id(), run_dir.metadata()))
     callbacks: list[Callback] = [EvaluationLog(run_dir), LoggingCallback(loggers, Every(config.log_every), logged_at)]
     if config.video_every:
         videos = path / "videos"

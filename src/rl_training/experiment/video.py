@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rl_training.contracts.errors import EnvError, MissingExtraError
 from rl_training.contracts.random import draw_seed, random_stream
+from rl_training.envs.rendering import ReadableRender
 from rl_training.envs.vector import AutoresetAdapter
 from rl_training.runtime.callbacks import Callback, Every, RunView
 from rl_training.runtime.evaluator import Evaluator
@@ -37,7 +38,7 @@ def recording_env(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about overwriting earlier videos, which have another prefix
         env = gym.wrappers.RecordVideo(
-            env,
+            ReadableRender(env),
             str(directory),
             name_prefix=prefix,
             episode_trigger=lambda episode: episode < num_episodes,

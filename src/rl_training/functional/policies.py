@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
     """PPO's pessimistic surrogate as a loss (Schulman et al. 2017, eq. 7): the mean of -min(r A, clip(r) A)."""
-    clipped = ratio.clamp(1.0 - clip_coef, 1.0 + clip_coef)
+    clipped = torch.clamp(ratio, 1.0 - clip_coef, 1.0 + clip_coef)  # type: ignore[arg-type]  # both of one type
     return -torch.minimum(ratio * advantages, clipped * advantages).mean()
 
 

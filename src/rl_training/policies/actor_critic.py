@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.contracts.algorithm import ActOutput
-from rl_training.contracts.batches import Observation
+from rl_training.contracts.batches import Observation, device_of, num_rows
 from rl_training.contracts.spec import BoxActions, EnvSpec
 from rl_training.policies.distributions import Distribution
 from rl_training.policies.heads import ActionHead
 from rl_training.policies.masks import make_policy_encoder, mask_of, put_mask
 from rl_training.policies.networks import ActorCriticNetworkConfig, make_mlp, orthogonal_
+from rl_training.policies.recording import Recorded
 
 
 class ActorCriticPolicy(nn.Module):
@@ -43,11 +44,16 @@ class ActorCriticPolicy(nn.Module):
             orthogonal_(self.critic)
             orthogonal_(self.head, gain=0.01)
             orthogonal_(self.value_head, gain=1.0)
+        self._decide = Recorded(self._decision, self)
 
     def distribution(self, obs: Observation) -> Distribution:
         """The action distribution alone."""
         distribution: Distribution = self.head(self.actor(obs), mask_of(obs) if self.masked else None)
         return distribution
+
+    def mode(self, obs: Observation) -> Tensor:
+        """The likeliest actions, flat: [B] or [B, D]."""
+        return self.distribution(obs).mode()
 
     def values(self, obs: Observation) -> Tensor:
         """The values [B] alone, with gradients."""
@@ -61,7 +67,6 @@ class ActorCriticPolicy(nn.Module):
         mask = mask_of(obs) if self.masked else None
         return self.head(features, mask), self.value_head(critic_features).squeeze(-1)
 
-    @torch.no_grad()
     def act(
         self,
         obs: Observation,
@@ -75,14 +80,19 @@ class ActorCriticPolicy(nn.Module):
         """See `Policy.act`. Extras: `logprobs` and `values`, what a rollout keeps."""
         if action_mask is not None:
             obs = put_mask(obs, action_mask, self.masked)
-        distribution, values = self(obs)
-        if deterministic:
-            action = distribution.mode()
-        else:
+        noise = None
+        if not deterministic:
             assert rng is not None, "stochastic actions need an owned random stream"
-            action = distribution.sample(self.head.draw_noise(rng, values.shape[0], values.device))
-        extras = {"logprobs": distribution.log_prob(action), "values": values}
+            noise = self.head.draw_noise(rng, num_rows(obs), device_of(obs))
+        action, extras = self._decide(obs, noise)
         return ActOutput(self.head.unflatten(action), extras)
+
+    @torch.no_grad()
+    def _decision(self, obs: Observation, noise: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Flat actions, the likeliest ones without noise, and what a rollout keeps beside them."""
+        distribution, values = self(obs)
+        action = distribution.mode() if noise is None else distribution.sample(noise)
+        return action, {"logprobs": distribution.log_prob(action), "values": values}
 
     @torch.no_grad()
     def value(self, obs: Observation) -> Tensor:

@@ -16,10 +16,10 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rl_training.contracts.algorithm import ActOutput
-from rl_training.contracts.batches import Observation
+from rl_training.contracts.batches import Observation, num_rows
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.schedule import value_of
-from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.settings import SameAs, choices, documented, setting
 from rl_training.contracts.spec import BoxActions, EnvSpec
 from rl_training.functional.policies import squashed_log_prob
 from rl_training.policies.distributions import normal_noise
@@ -27,6 +27,7 @@ from rl_training.policies.encoders import Encoder, encoder_problem, make_encoder
 from rl_training.policies.ensemble import EnsembleCritic
 from rl_training.policies.exploration import NoiseConfig, gaussian_noise, ou_noise
 from rl_training.policies.networks import Activation, make_mlp
+from rl_training.policies.recording import Recorded
 
 LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of a squashed Gaussian's log standard deviation (Haarnoja et al. 2018, their published code)."""
@@ -37,9 +38,16 @@ LOG_STD_RANGE = (-20.0, 2.0)
 class OffPolicyNetworkConfig:
     """Networks of an actor and its critics."""
 
-    actor_sizes: tuple[int, ...] = setting((256, 256), "Widths of the actor's hidden layers.", ge=1)
-    critic_sizes: tuple[int, ...] = setting((256, 256), "Widths of each critic's hidden layers.", ge=1)
-    activation: Activation = setting("relu", "Activation between layers.")
+    actor_sizes: tuple[int, ...] = setting(
+        (256, 256),
+        "Widths of the actor's hidden layers.",
+        ge=1,
+        search=choices((64, 64), (128, 128), (256, 256), (400, 300)),
+    )
+    critic_sizes: tuple[int, ...] = setting(
+        (256, 256), "Widths of each critic's hidden layers.", ge=1, search=SameAs("network.actor_sizes")
+    )
+    activation: Activation = setting("relu", "Activation between layers.", search=choices("tanh", "relu"))
     encoder: str = setting("auto", "Encoder of observations, by name; 'auto' chooses by the observation space.")
 
     def problems(self) -> list[str]:
@@ -138,14 +146,20 @@ class ContinuousPolicy(nn.Module):
         self.register_buffer("noise_std", torch.tensor(value_of(noise.std, 0.0), dtype=torch.float32))
         self.actor = self.actor_class(spec, network, own_encoder())
         self.critic = EnsembleCritic(spec, network, num_critics, own_encoder())
+        self._mode = Recorded(self.mode, self.actor)
+        self._sample = Recorded(self.sample, self.actor)
 
     def mode(self, obs: Observation) -> Tensor:
         """The actions [B, A] without any randomness."""
         raise NotImplementedError
 
-    def sample(self, obs: Observation, rng: np.random.Generator) -> Tensor:
-        """The actions [B, A] to explore from, before noise is added."""
+    def sample(self, obs: Observation, normal: Tensor) -> Tensor:
+        """The actions [B, A] to explore from, given standard normal draws [B, A], before noise is added."""
         return self.mode(obs)
+
+    def draws(self, obs: Observation, rng: np.random.Generator) -> Tensor | None:
+        """What `sample` needs; None if it is the same as `mode`."""
+        return None
 
     @torch.no_grad()
     def act(
@@ -162,10 +176,11 @@ class ContinuousPolicy(nn.Module):
         if action_mask is not None:
             raise NotImplementedError("this policy does not take action masks")
         if deterministic:
-            action = self.mode(obs)
+            action = self._mode(obs)
         else:
             assert rng is not None, "exploring needs an owned random stream"
-            action = self.sample(obs, rng)
+            draws = self.draws(obs, rng)
+            action = self._mode(obs) if draws is None else self._sample(obs, draws)
             if self.noise.kind != "none":
                 noise = self._draw_noise(action, state, episode_start, rng)
                 action = (action + noise).clamp(-1.0, 1.0)
@@ -209,8 +224,12 @@ class SquashedGaussianPolicy(ContinuousPolicy):
         """See `ContinuousPolicy.mode`."""
         return self.actor.mode(obs)
 
-    def sample(self, obs: Observation, rng: np.random.Generator) -> Tensor:
+    def draws(self, obs: Observation, rng: np.random.Generator) -> Tensor:
+        """See `ContinuousPolicy.draws`."""
+        normal = normal_noise(rng, (num_rows(obs), self.num_actions))
+        return torch.from_numpy(normal).to(self.noise_std.device)
+
+    def sample(self, obs: Observation, normal: Tensor) -> Tensor:
         """See `ContinuousPolicy.sample`."""
         mean, log_std = self.actor(obs)
-        noise = torch.from_numpy(normal_noise(rng, tuple(mean.shape))).to(mean.device)
-        return torch.addcmul(mean, log_std.exp(), noise).tanh()
+        return torch.addcmul(mean, log_std.exp(), normal).tanh()

@@ -5,9 +5,9 @@ The trainer, the buffers and the algorithms never look inside an observation; th
 
 from __future__ import annotations
 
-import math
+import copy
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rl_training.contracts.batches import Observation
 from rl_training.contracts.errors import SpaceError
+from rl_training.contracts.images import ImageLayout, has_images, image_layout, is_image
 
 
 class Encoder(nn.Module):
@@ -55,12 +56,53 @@ def encoder_names() -> list[str]:
 
 
 def make_encoder(name: str, space: spaces.Space[Any]) -> Encoder:
-    """The encoder with that name; `auto` chooses by the observation space."""
+    """The encoder with that name; `auto` chooses by the observation space.
+
+    A class of `ImageEncoder` that is given a Dict is for each of its images; its other entries are encoded as ever.
+    """
     if name == "auto":
         name = _default_name(space)
     if problem := encoder_problem(name):
         raise SpaceError(problem)
-    return _ENCODERS[name](space)
+    factory = _ENCODERS[name]
+    if isinstance(space, spaces.Dict) and isinstance(factory, type) and issubclass(factory, ImageEncoder):
+        return DictEncoder(space, images=name)
+    encoder = factory(space)
+    _check_features(name, encoder, space)
+    return encoder
+
+
+def _check_features(name: str, encoder: Encoder, space: spaces.Space[Any]) -> None:
+    """Try an encoder on two observations: one that says too little or wrong things would fail far from here."""
+    width = getattr(encoder, "num_features", None)
+    if not isinstance(width, (int, np.integer)):
+        raise SpaceError(f"encoder '{name}' must say how many features it gives: set self.num_features, an int")
+    modes = {part: part.training for part in encoder.modules()}
+    encoder.eval()  # so that nothing is learned from what it is tried on
+    try:
+        with torch.no_grad():
+            features = encoder(_samples(space))
+    except Exception as error:
+        raise SpaceError(
+            f"encoder '{name}' fails on a batch of two observations of {space}: {type(error).__name__}: {error}"
+        ) from error
+    for part, training in modes.items():
+        part.training = training
+    if tuple(features.shape) != (2, width) or features.dtype != torch.get_default_dtype():
+        raise SpaceError(
+            f"encoder '{name}' says that its num_features is {width}, so two observations should give float32 of shape "
+            f"(2, {width}); they gave {features.dtype} of shape {tuple(features.shape)}"
+        )
+
+
+def _samples(space: spaces.Space[Any]) -> Observation:
+    """Two observations as policies get them. The space's own random generator is left alone."""
+    if isinstance(space, spaces.Dict):
+        return {key: cast("Tensor", _samples(part)) for key, part in space.spaces.items()}
+    own = copy.deepcopy(space)
+    own.seed(0)
+    rows = torch.from_numpy(np.stack([np.asarray(own.sample()) for _ in range(2)]))
+    return rows.float() if rows.is_floating_point() else rows
 
 
 def encoder_problem(name: str) -> str | None:
@@ -76,16 +118,6 @@ def _default_name(space: spaces.Space[Any]) -> str:
     if not is_image(space):
         return "flat"
     return "nature_cnn" if min(image_layout(space).size) >= NATURE_SIZE else "impala_cnn"
-
-
-def is_image(space: spaces.Space[Any]) -> bool:
-    """Whether a space holds images, or stacks of them: bytes with three or four dimensions."""
-    return isinstance(space, spaces.Box) and len(space.shape) in (3, 4) and space.dtype == np.uint8
-
-
-def has_images(space: spaces.Space[Any]) -> bool:
-    """Whether observations are images, or have some among the entries of a Dict."""
-    return any(map(is_image, space.spaces.values())) if isinstance(space, spaces.Dict) else is_image(space)
 
 
 @register_encoder("flat")
@@ -122,33 +154,6 @@ class FlatEncoder(Encoder):
 
 NATURE_SIZE = 36
 """The smallest image that the three convolutions of `nature_cnn` leave something of."""
-
-
-class ImageLayout(NamedTuple):
-    """How the dimensions of an image space are meant."""
-
-    num_channels: int
-    """Channels times stacked frames."""
-    size: tuple[int, int]
-    order: tuple[int, ...]
-    """The dimensions of a batch, put into the order batch, (stack,) channels, height, width."""
-
-
-def image_layout(space: spaces.Space[Any]) -> ImageLayout:
-    """Which dimensions are channels, height and width; a fourth dimension in front stacks frames.
-
-    An image that is square only if its channels come last or first has them there; of any other, channels are the
-    smaller of the first and the last dimension.
-    """
-    if not isinstance(space, spaces.Box) or len(space.shape) not in (3, 4):
-        raise SpaceError(f"a convolutional encoder needs images, a Box with 3 or 4 dimensions; got {space}")
-    *stack, first, middle, last = space.shape
-    batch = tuple(range(1 + len(stack)))
-    here = len(batch)
-    square_behind, square_in_front = middle == last, first == middle
-    if square_behind if square_behind != square_in_front else first <= last:
-        return ImageLayout(math.prod(stack) * first, (middle, last), (*batch, here, here + 1, here + 2))
-    return ImageLayout(math.prod(stack) * last, (first, middle), (*batch, here + 2, here, here + 1))
 
 
 class ImageEncoder(Encoder):
@@ -278,6 +283,8 @@ class DictEncoder(Encoder):
         super().__init__()
         if not isinstance(space, spaces.Dict):
             raise SpaceError(f"the 'dict' encoder needs a Dict observation space, got {space}")
+        if images != "auto" and not has_images(space):
+            raise SpaceError(f"encoder '{images}' is for images, and there are none in {space}")
         for key, part in space.spaces.items():
             if isinstance(part, spaces.Dict):
                 raise SpaceError(f"observation '{key}' is a Dict inside a Dict; flatten it with a wrapper: {space}")

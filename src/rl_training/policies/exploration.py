@@ -16,7 +16,7 @@ from rl_training.contracts.algorithm import ActOutput
 from rl_training.contracts.batches import Observation
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.schedule import ScheduleOrFloat
-from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.settings import documented, setting, uniform
 from rl_training.contracts.spec import BoxActions, EnvSpec
 from rl_training.policies.masks import mask_of, put_mask
 
@@ -29,7 +29,9 @@ class NoiseConfig:
     kind: Literal["none", "gaussian", "ou"] = setting(
         "gaussian", "None, independent in each step, or correlated over time (Ornstein-Uhlenbeck)."
     )
-    std: ScheduleOrFloat = setting(0.1, "Standard deviation (ou: of the driving noise); may be scheduled.", ge=0)
+    std: ScheduleOrFloat = setting(
+        0.1, "Standard deviation (ou: of the driving noise); may be scheduled.", ge=0, search=uniform(0.0, 0.5)
+    )
     theta: float = setting(0.15, "How strongly correlated noise is drawn back to zero (ou).", ge=0)
     dt: float = setting(0.01, "Length of a time step of correlated noise (ou).", gt=0)
 

@@ -7,6 +7,7 @@ saved by the module under their names, optimizer slots here under the same names
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.contracts.errors import CheckpointError
-from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.settings import documented, log_uniform, setting
 from rl_training.contracts.state import MAX_NUMBER, Stateful, check_keys, check_tensor
+from rl_training.policies.networks import TrainingMode
+from rl_training.policies.recording import Recorded
 
 
 @documented
@@ -24,7 +27,7 @@ class OptimizerConfig:
     """The optimizer and its settings (the learning rate is a setting of the algorithm, since it may be scheduled)."""
 
     name: Literal["adam", "adamw", "rmsprop", "sgd"] = setting("adam", "Optimizer.")
-    eps: float = setting(1e-5, "Added to the denominator (adam, adamw, rmsprop).", gt=0)
+    eps: float = setting(1e-5, "Added to the denominator (adam, adamw, rmsprop).", gt=0, search=log_uniform(1e-8, 1e-3))
     betas: tuple[float, float] = setting((0.9, 0.999), "Decay of Adam's moment estimates.", ge=0, lt=1)
     alpha: float = setting(0.99, "Decay of RMSprop's squared gradients.", ge=0, lt=1)
     momentum: float = setting(0.0, "Momentum (rmsprop, sgd).", ge=0, lt=1)
@@ -60,20 +63,35 @@ class ParameterStore(Stateful):
             self.slices[name] = (span, parameter.shape)
             start = span.stop
         self.optimizer = optimizer.make(self.flat)
+        self.is_fused = bool(self.optimizer.param_groups[0].get("fused"))
+        self._apply = Recorded(self.optimizer_step)
 
     def step(self, loss: Tensor, *, learning_rate: float, max_grad_norm: float | None) -> Tensor:
-        """Gradients of `loss`, clipping by their global norm, one optimizer step. Returns the norm before clipping.
+        """Gradients of `loss`, clipping by their global norm, one optimizer step. Returns the norm before clipping."""
+        norm = self.differentiate(loss, max_grad_norm)
+        self.apply(learning_rate)
+        return norm
+
+    def differentiate(self, loss: Tensor, max_grad_norm: float | None) -> Tensor:
+        """Write the gradients of `loss`, clipped by their global norm. Returns the norm before clipping.
 
         Only the store's own parameters are differentiated: an actor's loss goes through critics without learning them.
         """
-        self.grad.zero_()
-        loss.backward(inputs=self.parameters)
+        found = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        torch.cat([gradient.reshape(-1) for gradient in found], out=self.grad)
         norm: Tensor = self.grad.norm()
         if max_grad_norm is not None:
             self.grad.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-        self.optimizer.param_groups[0]["lr"] = learning_rate
-        self.optimizer.step()
         return norm
+
+    def apply(self, learning_rate: float) -> None:
+        """One optimizer step with the gradients that were written."""
+        self._apply(learning_rate)
+
+    def optimizer_step(self, learning_rate: Tensor) -> None:
+        """One step with the gradients that were written; the rate as a tensor, so that a recording may change it."""
+        self.optimizer.param_groups[0]["lr"] = learning_rate if self.is_fused else learning_rate.item()
+        self.optimizer.step()
 
     def _slot_names(self) -> set[str]:
         """What the optimizer keeps for each parameter."""
@@ -110,6 +128,65 @@ class ParameterStore(Stateful):
                 check_tensor(f"the optimizer's {slot} of {name}", self.flat.data[span].view(shape), tensors[name])
                 slots[slot][span] = tensors[name].reshape(-1)
         if slots:
-            fused = self.optimizer.param_groups[0].get("fused")  # torch's fused kernels want the counter on the device
-            slots["step"] = torch.tensor(float(state["step"]), device=self.flat.device if fused else None)
-        self.optimizer.state[self.flat] = slots
+            # torch's fused kernels want the counter on the device
+            slots["step"] = torch.tensor(float(state["step"]), device=self.flat.device if self.is_fused else None)
+        current = self.optimizer.state[self.flat]
+        for slot in current.keys() - slots.keys():
+            if current[slot] is not None:
+                current[slot].zero_()  # as before the first step
+        for slot, tensor in slots.items():
+            if slot in current:
+                current[slot].copy_(tensor)  # where it lies, because recorded steps write there
+            else:
+                current[slot] = tensor
+
+
+class GradientStep:
+    """A step of a store's parameters down the gradient of a loss, made quick by recording it.
+
+    `losses` is a function of tensors that returns tensors by name. The one named `loss` is made smaller; the others are
+    passed on, together with `gradient_norm` from before clipping. See `Recorded` for what the function may do; `module`
+    is the network that it evaluates, which is in training mode meanwhile, and in evaluation mode otherwise.
+
+    Example:
+        >>> line = nn.Linear(1, 1)
+        >>> def losses(x, y):
+        ...     return {"loss": (line(x) - y).square().mean()}
+        >>> step = GradientStep(ParameterStore(line, OptimizerConfig()), losses, module=line, max_grad_norm=None)
+        >>> found = [step(0.1, torch.ones(8, 1), torch.ones(8, 1))["loss"].item() for _ in range(100)]
+        >>> found[-1] < 0.01 * found[0]
+        True
+    """
+
+    def __init__(
+        self,
+        store: ParameterStore,
+        losses: Callable[..., dict[str, Tensor]],
+        *,
+        module: nn.Module,
+        max_grad_norm: float | None,
+    ) -> None:
+        self.store = store
+        self.losses = losses
+        self.max_grad_norm = max_grad_norm
+        self._training = TrainingMode(module)
+        self._recorded = Recorded(self._whole_step if store.is_fused else self._differentiate, module)
+
+    def __call__(self, learning_rate: float, *inputs: Any) -> dict[str, Tensor]:
+        """Make the step; what `losses` gave before it, detached."""
+        if self.store.is_fused:
+            return self._recorded(learning_rate, *inputs)
+        found = self._recorded(*inputs)
+        self.store.apply(learning_rate)
+        return found
+
+    def _whole_step(self, learning_rate: Tensor, *inputs: Any) -> dict[str, Tensor]:
+        found = self._differentiate(*inputs)
+        self.store.optimizer_step(learning_rate)
+        return found
+
+    def _differentiate(self, *inputs: Any) -> dict[str, Tensor]:
+        with self._training:
+            found = self.losses(*inputs)
+            norm = self.store.differentiate(found["loss"], self.max_grad_norm)
+        return {**{name: value.detach() for name, value in found.items()}, "gradient_norm": norm}

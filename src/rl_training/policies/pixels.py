@@ -6,14 +6,13 @@ import functools
 from dataclasses import dataclass
 
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
 from rl_training.contracts.batches import Observation
-from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.settings import SameAs, choices, documented, setting
 from rl_training.contracts.spec import EnvSpec
 from rl_training.policies.actors import DeterministicPolicy, OffPolicyNetworkConfig
-from rl_training.policies.encoders import DictEncoder, Encoder, make_encoder
+from rl_training.policies.encoders import Encoder, make_encoder
 from rl_training.policies.ensemble import EnsembleLinear
 from rl_training.policies.exploration import NoiseConfig
 from rl_training.policies.networks import orthogonal_
@@ -24,12 +23,21 @@ from rl_training.policies.networks import orthogonal_
 class PixelNetworkConfig(OffPolicyNetworkConfig):
     """Networks of an actor and its critics that see images."""
 
-    actor_sizes: tuple[int, ...] = setting((1024, 1024), "Widths of the actor's hidden layers.", ge=1)
-    critic_sizes: tuple[int, ...] = setting((1024, 1024), "Widths of each critic's hidden layers.", ge=1)
+    actor_sizes: tuple[int, ...] = setting(
+        (1024, 1024),
+        "Widths of the actor's hidden layers.",
+        ge=1,
+        search=choices((256, 256), (512, 512), (1024, 1024)),
+    )
+    critic_sizes: tuple[int, ...] = setting(
+        (1024, 1024), "Widths of each critic's hidden layers.", ge=1, search=SameAs("network.actor_sizes")
+    )
     encoder: str = setting(
         "drq_cnn", "Encoder of images, by name; 'auto' chooses by the observation space. Of a Dict, of its images."
     )
-    feature_size: int = setting(50, "Features to which actor and critics each reduce the encoder's.", ge=1)
+    feature_size: int = setting(
+        50, "Features to which actor and critics each reduce the encoder's.", ge=1, search=choices(50, 100)
+    )
 
 
 class Bottleneck(Encoder):
@@ -50,11 +58,7 @@ class PixelPolicy(DeterministicPolicy):
     """Acts as its actor says, plus noise. Actor and critics take features of `encoder`, not observations."""
 
     def __init__(self, spec: EnvSpec, network: PixelNetworkConfig, num_critics: int, noise: NoiseConfig) -> None:
-        space = spec.observation_space
-        if isinstance(space, spaces.Dict) and network.encoder not in ("auto", "dict"):
-            encoder: Encoder = DictEncoder(space, images=network.encoder)
-        else:
-            encoder = make_encoder(network.encoder, space)
+        encoder = make_encoder(network.encoder, spec.observation_space)
         bottleneck = functools.partial(Bottleneck, encoder.num_features, network.feature_size)
         super().__init__(spec, network, num_critics, noise, bottleneck)
         self.encoder = encoder

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from rl_training.contracts.algorithm import ActOutput
 from rl_training.contracts.batches import Observation
 from rl_training.contracts.errors import SpaceError
-from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.settings import choices, documented, setting
 from rl_training.contracts.spec import BoxActions, EnvSpec
 from rl_training.policies.encoders import encoder_problem
 from rl_training.policies.exploration import random_actions
 from rl_training.policies.masks import apply_mask, make_policy_encoder, mask_of, put_mask
 from rl_training.policies.networks import ACTIVATIONS, Activation
 from rl_training.policies.noisy import NoisyLinear, remove_noise, reset_noise
+from rl_training.policies.recording import Recorded
 
 
 @documented
@@ -31,8 +32,13 @@ from rl_training.policies.noisy import NoisyLinear, remove_noise, reset_noise
 class QNetworkConfig:
     """The network of action values."""
 
-    sizes: tuple[int, ...] = setting((64, 64), "Widths of the hidden layers.", ge=1)
-    activation: Activation = setting("relu", "Activation between layers.")
+    sizes: tuple[int, ...] = setting(
+        (64, 64),
+        "Widths of the hidden layers.",
+        ge=1,
+        search=choices((64, 64), (128, 128), (256, 256), (512,)),
+    )
+    activation: Activation = setting("relu", "Activation between layers.", search=choices("tanh", "relu"))
     encoder: str = setting("auto", "Encoder of observations, by name; 'auto' chooses by the observation space.")
 
     def problems(self) -> list[str]:
@@ -207,8 +213,17 @@ class QPolicy(nn.Module, Generic[NetworkT]):
         super().__init__()
         self.network = network
         self.register_buffer("epsilon", torch.tensor(float(epsilon)))
+        self._best = Recorded(self._best_actions, network)
+
+    def mode(self, obs: Observation) -> Tensor:
+        """Greedy actions [N]."""
+        return self.network.q_values(obs).argmax(dim=1)
 
     @torch.no_grad()
+    def _best_actions(self, obs: Observation, with_noise: bool) -> Tensor:
+        """See `mode`. Whether weights are noisy now is told, because a recording is made for one of both."""
+        return self.mode(obs)
+
     def act(
         self,
         obs: Observation,
@@ -223,18 +238,22 @@ class QPolicy(nn.Module, Generic[NetworkT]):
         if action_mask is not None:
             obs = put_mask(obs, action_mask, self.network.masked)
         if deterministic:
-            return ActOutput(self.network.q_values(obs).argmax(dim=1), {})
+            return ActOutput(self._best(obs, False), {})
         assert rng is not None, "exploring actions need an owned random stream"
-        if self.network.noisy:
-            reset_noise(self.network, rng)
-        greedy = self.network.q_values(obs).argmax(dim=1)
-        if self.network.noisy:
-            remove_noise(self.network)
+        network = self.network
+        if network.noisy:
+            reset_noise(network, rng)
+        greedy = self._best(obs, network.noisy)
+        if network.noisy:
+            remove_noise(network)
         # both are always drawn and for all, so that what comes next in the stream does not depend on the outcome
-        explore = torch.from_numpy(rng.random(len(greedy)) < self.epsilon.item()).to(greedy.device)
-        mask = mask_of(obs) if self.network.masked else None
-        anything = random_actions(rng, len(greedy), self.network.num_actions, mask).to(greedy.device)
-        return ActOutput(torch.where(explore, anything, greedy), {})
+        explore = rng.random(len(greedy)) < self.epsilon.item()
+        mask = mask_of(obs) if network.masked else None
+        anything = random_actions(rng, len(greedy), network.num_actions, mask)
+        if explore.any():
+            chosen = torch.from_numpy(explore).to(greedy.device)
+            greedy = torch.where(chosen, anything.to(greedy.device), greedy)
+        return ActOutput(greedy, {})
 
     @torch.no_grad()
     def value(self, obs: Observation) -> Tensor:

@@ -172,9 +172,10 @@ class EvaluationCallback(Callback):
             # fresh start states each time, from a counter that is saved
             seed = draw_seed(random_stream(self.seed, "evaluation", self.num_evaluations))
             self.num_evaluations += 1
-            run.report_evaluation(
-                self.evaluate(run.policy, self.num_episodes, deterministic=self.deterministic, seed=seed)
-            )
+            began = time.perf_counter()
+            result = self.evaluate(run.policy, self.num_episodes, deterministic=self.deterministic, seed=seed)
+            run.record({"time/evaluation_seconds": time.perf_counter() - began})
+            run.report_evaluation(result)
 
 
 @dataclass

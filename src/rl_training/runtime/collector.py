@@ -74,8 +74,8 @@ class EpisodeStatistics(Stateful):
 
     def add(self, step: VectorStep) -> list[Episode]:
         """Take in one step; the episodes that ended in it, in the order of `step.finished`."""
-        self.running_return[step.valid] += step.score[step.valid]
-        self.running_length[step.valid] += 1
+        self.running_return += np.where(step.valid, step.score, 0.0)
+        self.running_length += step.valid
         if not len(step.finished):
             return []
         episodes = [
@@ -157,7 +157,7 @@ class Collector(Stateful):
     def reset(self) -> None:
         """Begin new episodes everywhere, from the next seed of the environment stream."""
         self.obs = self.env.reset(seed=draw_seed(self.env_rng))
-        check_observation(self.obs, np.arange(self.env.num_envs), "at a reset")
+        check_observation(self.obs, None, "at a reset")
         self.policy_state = None
         self.episode_start = np.ones(self.env.num_envs, np.bool_)
         self.statistics.restart()
@@ -196,9 +196,9 @@ class Collector(Stateful):
             step = self.env.step(self.actions.to_env(action))
             env_seconds += time.perf_counter() - acted
             policy_seconds += acted - began
-            check_step(step, f"after {env_steps + transitions} environment steps")
+            check_step(step, env_steps + transitions)
             policy_obs = self._record(sink, policy_obs, action, out, step)
-            transitions += int(step.valid.sum())
+            transitions += int(np.count_nonzero(step.valid))
             if max_transitions is not None and transitions >= max_transitions:
                 break
         return CollectStats(transitions, policy_seconds, env_seconds)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from rl_training.contracts.arrays import AnyArray, ArrayObservation
@@ -9,18 +11,20 @@ from rl_training.contracts.batches import Metrics
 from rl_training.contracts.environment import VectorStep
 from rl_training.contracts.errors import NonFiniteError
 
+When = int | str
+"""For messages: the number of environment steps so far, or the occasion in words."""
 
-def check_step(step: VectorStep, when: str) -> None:
-    """Refuse rewards and observations (also last ones of an episode) that are not finite; `when` is for the message."""
-    everyone = np.arange(len(step.reward))
-    _check("reward", step.reward, everyone, when)
-    check_observation(step.obs, everyone, when)
+
+def check_step(step: VectorStep, when: When) -> None:
+    """Refuse rewards and observations (also last ones of an episode) that are not finite."""
+    _check("reward", step.reward, None, when)
+    check_observation(step.obs, None, when)
     if step.final_obs is not None:
         check_observation(step.final_obs, step.ended, when)
 
 
-def check_observation(obs: ArrayObservation, envs: AnyArray, when: str) -> None:
-    """Refuse observations of the environments with these numbers that are not finite."""
+def check_observation(obs: ArrayObservation, envs: AnyArray | None, when: When) -> None:
+    """Refuse observations that are not finite, of the environments with these numbers (None: of all)."""
     if isinstance(obs, dict):
         for key, part in obs.items():
             _check(f"observation '{key}'", part, envs, when)
@@ -28,9 +32,11 @@ def check_observation(obs: ArrayObservation, envs: AnyArray, when: str) -> None:
         _check("observation", obs, envs, when)
 
 
-def _check(quantity: str, values: AnyArray, envs: AnyArray, when: str) -> None:
+def _check(quantity: str, values: AnyArray, envs: AnyArray | None, when: When) -> None:
     if values.dtype.kind != "f" or np.isfinite(values).all():
         return
+    when = when if isinstance(when, str) else f"after {when} environment steps"
+    envs = np.arange(len(values)) if envs is None else envs
     rows = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
     numbers = ", ".join(str(number) for number in envs[rows])
     raise NonFiniteError(f"environment {numbers}: the {quantity} is not finite, {when}: {values[rows][0]}")
@@ -42,7 +48,7 @@ def check_update(metrics: Metrics, env_steps: int) -> None:
         name
         for name, value in metrics.items()
         if name.startswith("loss/") or name == "train/gradient_norm"
-        if not np.isfinite(float(value))
+        if not math.isfinite(float(value))
     ]
     if bad:
         raise NonFiniteError(

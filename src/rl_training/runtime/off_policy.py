@@ -36,7 +36,8 @@ class Workload(Stateful):
 
     def due(self, env_steps: int, updates: int) -> int:
         """Gradient steps to make now."""
-        return int(self.per_step * max(0, env_steps - self.start)) - (updates - self.updates_before)
+        steps = max(0, env_steps - self.start)  # whole numbers, because arithmetic of fractions is slow
+        return self.per_step.numerator * steps // self.per_step.denominator - (updates - self.updates_before)
 
 
 class OffPolicyTrainer(Trainer):

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.settings import choices, documented, setting
 
 
 @documented
@@ -19,8 +19,8 @@ from rl_training.contracts.settings import documented, setting
 class MemoryConfig:
     """The recurrent part of a policy, between encoder and hidden layers."""
 
-    kind: Literal["lstm", "gru"] = setting("lstm", "Kind of recurrent network.")
-    size: int = setting(64, "Width of the memory.", ge=1)
+    kind: Literal["lstm", "gru"] = setting("lstm", "Kind of recurrent network.", search=choices("lstm", "gru"))
+    size: int = setting(64, "Width of the memory.", ge=1, search=choices(32, 64, 128, 256))
     critic: Literal["separate", "shared"] = setting(
         "separate", "Whether the critic has an encoder and a memory of its own or reads the actor's."
     )

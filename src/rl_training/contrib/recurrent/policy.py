@@ -103,6 +103,11 @@ class RecurrentActorCriticPolicy(nn.Module):
         remembered = [self._trunk(0).memory.output(part) for part in parts]
         return *self._answers(obs, remembered), torch.cat(parts, dim=-1)
 
+    def mode(self, obs: Observation, state: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+        """The likeliest actions, flat, and the next state [B, S]."""
+        distribution, _, after = self(obs, state, start)
+        return distribution.mode(), after
+
     @torch.no_grad()
     def states(self, obs: Observation, state: Tensor, starts: Tensor) -> Tensor:
         """The states [T, B, S] after every observation [T, B, ...]; without gradients."""

@@ -1,7 +1,8 @@
-"""Where metrics go: files, TensorBoard, Weights & Biases, the terminal."""
+"""Where metrics go: files, TensorBoard, Weights & Biases, MLflow, the terminal."""
 
 from rl_training.experiment.logging.base import Logger, LoggingCallback
-from rl_training.experiment.logging.jsonl import JsonlLogger, read_metrics, rewind_metrics
+from rl_training.experiment.logging.jsonl import JsonlLogger, last_metrics, read_metrics, rewind_metrics
+from rl_training.experiment.logging.mlflow import MlflowLogger, require_mlflow
 from rl_training.experiment.logging.progress import ProgressCallback
 from rl_training.experiment.logging.tensorboard import TensorBoardLogger
 from rl_training.experiment.logging.wandb import WandbLogger, require_wandb
@@ -10,10 +11,13 @@ __all__ = [
     "JsonlLogger",
     "Logger",
     "LoggingCallback",
+    "MlflowLogger",
     "ProgressCallback",
     "TensorBoardLogger",
     "WandbLogger",
+    "last_metrics",
     "read_metrics",
+    "require_mlflow",
     "require_wandb",
     "rewind_metrics",
 ]

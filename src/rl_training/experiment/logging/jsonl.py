@@ -16,6 +16,9 @@ from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.state import MAX_NUMBER
 from rl_training.experiment.files import require_file, write_text
 
+TAIL_BYTES = 16_384
+"""More than a line has."""
+
 
 class JsonlLogger:
     """Appends lines to a file. NaN and infinity, which JSON does not have, become null."""
@@ -42,6 +45,22 @@ class JsonlLogger:
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of a metrics file; a line that was cut off by a crash, or damaged, is passed over."""
     return (entry for entry in _lines(path) if entry is not None)
+
+
+def last_metrics(path: Path) -> dict[str, Any]:
+    """The last whole line of a metrics file that may be growing; empty if there is none. Reads only the file's end."""
+    if not os.path.lexists(path):
+        return {}
+    require_file(path)
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+        lines = file.read().split(b"\n")
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, RecursionError):
+            entry = json.loads(line)
+            if isinstance(entry, dict) and _is_metrics(entry):
+                return entry
+    return {}
 
 
 def rewind_metrics(path: Path, env_steps: int) -> None:

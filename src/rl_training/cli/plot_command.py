@@ -1,0 +1,71 @@
+"""`rl-training plot`: learning curves of any number of runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from rl_training.cli import parsing
+from rl_training.contracts.errors import ConfigError
+from rl_training.contracts.settings import documented, setting
+from rl_training.zoo.curves import find_run_dirs, make_panels, read_runs, require_plot
+
+
+@documented
+@dataclass
+class PlotArgs:
+    """Draw learning curves, averaged over seeds, one panel for each environment."""
+
+    paths: Annotated[tuple[Path, ...], tyro.conf.Positional] = setting(
+        (), "Run directories, and directories that contain runs."
+    )
+    metric: str | None = setting(
+        None, "What to draw; by default eval/return_mean where there are evaluations, else rollout/return_mean."
+    )
+    smooth: float = setting(0.0, "Smoothing of each run, as TensorBoard's: 0 is none, towards 1 is more.")
+    average: Literal["mean", "iqm"] = setting("mean", "Over seeds: the mean, or the mean of the middle half.")
+    output: Path = setting(Path("curves"), "File (.png, .svg, .pdf or .html); without a suffix a .png and an .html.")
+    csv: Path | None = setting(None, "Directory to write tables to, as CSV: runs, metrics and curves.")
+    parquet: Path | None = setting(None, "Directory to write the same tables to, as Parquet.")
+
+
+def run(args: list[str]) -> int:
+    """See the module."""
+    options = parsing.parse(PlotArgs, args, prog="rl-training plot", description=str(PlotArgs.__doc__).split("\n")[0])
+    require_plot()
+    from rl_training.zoo.plotting import outputs, write_plots
+    from rl_training.zoo.tables import make_tables, write_csv, write_parquet
+
+    outputs(options.output)  # refused before any work is done
+    paths, notes = find_run_dirs(options.paths)
+    runs, problems = read_runs(paths)
+    if not runs:
+        raise ConfigError(["no run can be read", *problems])
+    panels, left_out = make_panels(runs, metric=options.metric, smooth=options.smooth, average=options.average)
+    say_all([*notes, *problems, *left_out])
+    written = write_plots(panels, options.output, smooth=options.smooth, average=options.average)
+    if options.csv is not None or options.parquet is not None:
+        tables = make_tables(runs, panels)
+        written += write_csv(options.csv, tables) if options.csv is not None else []
+        written += write_parquet(options.parquet, tables) if options.parquet is not None else []
+    for panel in panels:
+        for curve in panel.curves:
+            print(printable(f"{panel.environment}: {curve.label}, {len(curve.runs)} seed(s), {panel.metric}"))
+    print("\n".join(f"wrote {path}" for path in written))
+    return 0
+
+
+def say_all(problems: Iterable[str]) -> None:
+    """Warnings, a line each."""
+    for text in problems:
+        print(f"warning: {printable(text)}", file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """What a file says, as one line without control characters."""
+    return "".join(character if character.isprintable() else " " for character in text)

@@ -1,0 +1,187 @@
+"""Recorded functions: the kernels of one call are noted, and later calls run just those, on memory laid out before.
+
+Small networks spend most of their time between kernels: in Python modules, in autograd's bookkeeping, in allocating
+results. A `Recorded` function is run as it is written the first times it sees inputs of some shapes. Then one call is
+recorded: every kernel that torch runs, forward and backward, with its arguments and results. From then on a call copies
+its inputs to where the recorded ones were, runs the same kernels in the same order, and copies the outputs. So it gives
+the same numbers to the bit in a fraction of the time, and the function itself stays ordinary torch code, which is also
+the oracle that the tests compare with. Nothing is compiled: a recording takes milliseconds.
+
+The price is a rule. A recorded function depends on its inputs and on tensors that are changed in place (weights,
+buffers, gradients), and on nothing else that changes: no drawing of random numbers, no reading of a tensor's value in
+Python, no result whose shape depends on values. What breaks the rule visibly is refused when it is recorded, and then
+always runs as written; so do functions on another device than the CPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rl_training.policies.kernels import Call, Recording, map_tensors, tensors_in
+
+R = TypeVar("R")
+
+SEEN_BEFORE = 2
+"""Calls with inputs of the same shapes that are run as written before one is recorded."""
+MAX_RECORDINGS = 64
+"""Recordings of one function, for inputs of different shapes; the one unused for longest makes room for a new one."""
+UNPLACED = frozenset({"convolution", "convolution_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"})
+"""Operators that cannot write to memory they are given, and take so long that little around them matters."""
+
+
+class Recorded(Generic[R]):
+    """A function of tensors (alone, or in dicts and tuples) that returns such, made quick by recording it.
+
+    Numbers of type float that are given become tensors without dimensions, so they may change from call to call; other
+    plain values are part of what a recording is made for. `module` is the network that the function evaluates: if any
+    part of it is of a class from outside of torch and this package, nothing is recorded, because such a class may do
+    what the rule above forbids.
+
+    Example:
+        >>> double = Recorded(lambda x: 2 * x)
+        >>> [double(torch.tensor([float(i)])).item() for i in range(4)]
+        [0.0, 2.0, 4.0, 6.0]
+        >>> double.num_recordings
+        1
+    """
+
+    def __init__(self, function: Callable[..., R], module: nn.Module | None = None) -> None:
+        self.function = function
+        self.refusal = ""
+        """Why nothing is recorded; empty while nothing speaks against it."""
+        self._module = module
+        self._recordings: OrderedDict[Any, Recording] = OrderedDict()
+        self._seen: dict[Any, int] = {}
+        self._busy = threading.Lock()
+
+    @property
+    def num_recordings(self) -> int:
+        """For how many kinds of inputs there is a recording."""
+        return len(self._recordings)
+
+    def __call__(self, *args: Any) -> R:
+        """The function's value: tensors of their own, that later calls do not change."""
+        leaves: list[Tensor] = []
+        kinds: list[Any] = []
+        given = tuple(_flatten(arg, leaves, kinds) for arg in args)
+        if self.refusal or not self._busy.acquire(blocking=False):  # another thread uses the memory
+            return self.function(*given)
+        try:
+            return self._run(tuple(kinds), leaves, given)
+        finally:
+            self._busy.release()
+
+    def _run(self, kind: Any, leaves: list[Tensor], given: tuple[Any, ...]) -> R:
+        recording = self._recordings.get(kind)
+        if recording is not None and recording.is_current():
+            self._recordings.move_to_end(kind)
+            return recording.replay(leaves)  # type: ignore[no-any-return]
+        self._seen[kind] = self._seen.get(kind, 0) + 1
+        if self._seen[kind] <= SEEN_BEFORE:
+            return self.function(*given)
+        self.refusal = "" if self._module is None else unknown_part(self._module)
+        return self.function(*given) if self.refusal else self._record(kind, leaves, given)
+
+    def _record(self, kind: Any, leaves: list[Tensor], given: tuple[Any, ...]) -> R:
+        places = [
+            torch.empty_like(leaf).copy_(leaf) for leaf in leaves
+        ]  # in the same memory order: kernels round by it
+        queue = iter(places)
+        with Recorder() as recorder:
+            outputs = self.function(*map_tensors(lambda _: next(queue), given))
+        self.refusal = recorder.refusal
+        if self.refusal:
+            self._recordings.clear()
+        else:
+            self._recordings[kind] = Recording(recorder.calls, places, outputs)
+            if len(self._recordings) > MAX_RECORDINGS:
+                self._recordings.popitem(last=False)
+        return map_tensors(lambda x: x.detach().clone(), outputs)  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies begin without recordings, which are bound to the memory of their tensors."""
+        return type(self), (self.function, self._module)
+
+
+def _flatten(value: Any, leaves: list[Tensor], kinds: list[Any]) -> Any:
+    """Note the tensors in a value, and what else tells it from others; floats in it become tensors."""
+    if isinstance(value, Tensor):
+        stride = None
+        if not value.is_contiguous():
+            if torch.empty_like(value).stride() != value.stride():
+                value = value.contiguous()  # memory with gaps is not laid out in the same way again
+            stride = value.stride()
+        leaves.append(value)
+        kinds += (value.shape, value.dtype, stride)
+        return value
+    if isinstance(value, tuple):
+        kinds.append(type(value))
+        items = [_flatten(item, leaves, kinds) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, dict):
+        kinds.append(tuple(value))
+        return {key: _flatten(item, leaves, kinds) for key, item in value.items()}
+    if isinstance(value, float):
+        # without dimensions, it acts as the number would
+        return _flatten(torch.tensor(value, dtype=torch.float64), leaves, kinds)
+    kinds.append(value)
+    return value
+
+
+def unknown_part(module: nn.Module) -> str:
+    """Which class of a network is from outside of torch and this package; empty if none is."""
+    for part in module.modules():
+        cls = type(part)
+        if cls.__module__.split(".")[0] not in ("torch", "rl_training"):
+            return f"{cls.__module__}.{cls.__qualname__} may do more than compute tensors"
+    return ""
+
+
+class Recorder(TorchDispatchMode):
+    """While it is active, notes every operator that torch runs, below autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Call] = []
+        self.refusal = ""
+        """Why what was seen cannot be recorded; empty if it can."""
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operator, and note it."""
+        call = Call(func, args, kwargs or {}, func(*args, **(kwargs or {})))
+        self.calls.append(call)
+        self.refusal = self.refusal or refusal(call)
+        return call.result
+
+
+def refusal(call: Call) -> str:
+    """Why a call must not be recorded; empty if it may be."""
+    tags = call.operator.tags
+    if torch.Tag.data_dependent_output in tags:
+        return f"{call.name} reads a tensor's value"
+    if torch.Tag.nondeterministic_seeded in tags:
+        return f"{call.name} draws random numbers"
+    if torch.Tag.dynamic_output_shape in tags and not (call.name == "index" and _by_integers(call)):
+        return f"the shape of what {call.name} gives depends on values"
+    if call.name in UNPLACED:
+        return f"{call.name} makes its own memory"
+    for tensor in (*call.inputs(), *call.outputs()):
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            return f"{call.name} has a tensor on {tensor.device} of layout {tensor.layout}"
+        if type(tensor) not in (Tensor, nn.Parameter):
+            return f"{call.name} has a {type(tensor).__name__}"
+    return ""
+
+
+def _by_integers(call: Call) -> bool:
+    return all(index.dtype in (torch.int64, torch.int32) for index in tensors_in(call.args[1]))

@@ -1,0 +1,211 @@
+"""Result manifests: what was measured, how, with what, where and when. One JSON file per suite.
+
+What a manifest says is checked when it is read. `None` stands for what was not recorded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rl_training.contracts.batches import EvaluationResult
+from rl_training.contracts.errors import ConfigError
+from rl_training.contracts.settings import documented, setting
+from rl_training.envs.atari import is_atari
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.files import read_mapping, write_text
+from rl_training.experiment.schema import INVALID, build, to_plain
+from rl_training.zoo.suites import Judged, Normalization, task_name
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+DECISIVE = (
+    "algo", "env_id", "env_kwargs", "wrappers", "num_envs", "total_timesteps",
+    "normalize_obs", "normalize_reward", "normalize_clip", "algorithm",
+)  # fmt: skip
+"""The settings that decide the numbers, besides the seed."""
+
+
+def config_hash(config: TrainConfig) -> str:
+    """A short name for everything that decides a run's numbers, besides seed, versions and machine."""
+    data = config.to_dict()
+    decisive = [*DECISIVE, *["atari"] * is_atari(config.env_id, config.env_kwargs)]
+    decisive += ["action_masks"] * config.action_masks
+    text = json.dumps({name: data[name] for name in decisive}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@documented
+@dataclass(frozen=True)
+class Evaluated:
+    """What a policy reached in whole episodes."""
+
+    mean: float = setting(help="Mean undiscounted return.")
+    std: float = setting(help="Deviation over episodes.")
+    episodes: int = setting(help="How many.", ge=1)
+    step: int = setting(help="Environment steps that the policy was trained for.", ge=0)
+    returns: list[float] | None = setting(None, "The return of each episode.")
+
+    @classmethod
+    def of(cls, result: EvaluationResult, step: int) -> Evaluated:
+        """From an evaluation."""
+        returns = [round(value, 3) for value in result.returns]
+        return cls(round(result.mean, 3), round(result.std, 3), len(returns), step, returns)
+
+
+@documented
+@dataclass(frozen=True)
+class RunResult:
+    """One seed of one task."""
+
+    seed: int = setting(help="Seed of the run.", ge=0)
+    env_steps: int = setting(help="Environment steps it was trained for.", ge=1)
+    wall_seconds: float = setting(help="Seconds of training, with logs and checkpoints, without evaluations.", ge=0)
+    env_steps_per_second: float = setting(help="Speed of training.", ge=0)
+    date: str = setting(help="When it was run, in UTC.")
+    versions: dict[str, Any] = setting(help="Versions of this package and of what numbers depend on.")
+    hardware: dict[str, Any] = setting(help="Processor, cores, threads, device.")
+    git_commit: str | None = setting(None, "Commit of the repository it was run in, with `-dirty` if it had changes.")
+    run: str | None = setting(None, "Name of the run directory.")
+    untrained: Evaluated | None = setting(None, "The policy before training.")
+    final: Evaluated | None = setting(None, "The policy at the end of training.")
+    best: Evaluated | None = setting(None, "The checkpoint that did best on the way, in new episodes.")
+    evaluations: list[tuple[int, float, float | None]] | None = setting(
+        None, "During training: step, mean, deviation over episodes."
+    )
+    training_returns: list[tuple[int, float | None]] | None = setting(
+        None, "Mean return of the latest training episodes, exploration on: step, mean."
+    )
+
+    def judged(self, judge: Judged) -> Evaluated | None:
+        """The evaluation that counts."""
+        return self.final if judge == "final" else self.best
+
+
+@documented
+@dataclass(frozen=True)
+class TaskResult:
+    """A task and its runs."""
+
+    preset: str = setting(help="Name of the preset.")
+    settings: dict[str, Any] = setting(help="In what the run differed from the preset.")
+    algo: str = setting(help="Algorithm.")
+    env_id: str = setting(help="Environment.")
+    env_kwargs: dict[str, Any] = setting(help="Its arguments.")
+    wrappers: list[Any] = setting(help="Its wrappers.")
+    total_timesteps: int = setting(help="Environment steps to train for.", ge=1)
+    config_hash: str = setting(help="Of everything that decides the numbers, besides the seed.")
+    judge: Judged = setting(help="Whose score counts.")
+    deterministic: bool = setting(help="Whether evaluations took the likeliest actions.")
+    epsilon: float = setting(help="Probability of a random action in evaluations.", ge=0, le=1)
+    final_episodes: int = setting(help="Episodes of the evaluations before and after training.", ge=1)
+    points: int | None = setting(help="Evaluations during training.", ge=1)
+    episodes: int | None = setting(help="Episodes of each of them.", ge=1)
+    normalization: Normalization = setting(help="The scale of its scores.")
+    runs: list[RunResult] = setting(help="One for each seed.")
+
+    def problems(self) -> list[str]:
+        """What contradicts itself."""
+        seeds = [run.seed for run in self.runs]
+        twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+        return [f"runs: seed {seed} is there twice" for seed in twice]
+
+    @property
+    def name(self) -> str:
+        """For people: `dqn/cartpole double=true`."""
+        return task_name(self.preset, self.settings)
+
+    @property
+    def protocol(self) -> tuple[object, ...]:
+        """How it was evaluated."""
+        return self.final_episodes, self.points, self.episodes, self.deterministic, self.epsilon
+
+    def scores(self, judge: Judged | None = None) -> list[float]:
+        """The mean return of each seed, of the policy that counts or of another."""
+        found = [run.judged(judge or self.judge) for run in self.runs]
+        return [entry.mean for entry in found if entry is not None]
+
+
+@documented
+@dataclass(frozen=True)
+class Manifest:
+    """The results of a suite."""
+
+    format: int = setting(help="Version of this format.", ge=1)
+    suite: str = setting(help="Name of the suite.")
+    tasks: list[TaskResult] = setting(help="What was measured.")
+
+    def problems(self) -> list[str]:
+        """What contradicts itself."""
+        keys = [(task.name, task.judge) for task in self.tasks]
+        return [f"tasks: '{name}' is there twice" for name, judge in sorted(set(keys)) if keys.count((name, judge)) > 1]
+
+
+def read_manifest(path: Path) -> Manifest:
+    """A manifest from its file; all problems are reported together."""
+    data = read_mapping(path)
+    version = data.get("format")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise ConfigError(f"{path}: has format {version}, this version reads up to {FORMAT_VERSION}")
+    problems: list[str] = []
+    manifest = build(Manifest, data, str(path), problems)
+    if manifest is INVALID or problems:
+        raise ConfigError(problems)
+    assert isinstance(manifest, Manifest)
+    return manifest
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Write a manifest in one step."""
+    write_text(path, dump(to_plain(manifest)))
+
+
+def dump(data: Any) -> str:
+    """JSON with one entry per line, but lists of numbers on one: curves are for machines, the rest is for people."""
+    text = json.dumps(data, indent=1)
+    numbers = re.compile(r"\[[\s\d.,eE+nul-]*\]")
+    text = numbers.sub(lambda match: " ".join(match[0].split()).replace("[ ", "[").replace(" ]", "]"), text)
+    pairs = re.compile(r"\[\s+(\[[^\[\]{}\"]*\](?:,\s+\[[^\[\]{}\"]*\])*)\s+\]")
+    return pairs.sub(lambda match: f"[{' '.join(match[1].split())}]", text) + "\n"
+
+
+def merge(old: Manifest, new: Manifest) -> Manifest:
+    """Both manifests in one: the new one's seeds replace equal ones, and all seeds measured with other settings."""
+    fresh = {(task.name, task.judge): task for task in new.tasks}
+    merged = [_merge_task(task, fresh.pop((task.name, task.judge), None)) for task in old.tasks]
+    return Manifest(FORMAT_VERSION, new.suite, [*merged, *fresh.values()])
+
+
+def _merge_task(old: TaskResult, new: TaskResult | None) -> TaskResult:
+    if new is None:
+        return old
+    same = (old.config_hash, old.protocol) == (new.config_hash, new.protocol)
+    runs = {run.seed: run for run in (old.runs if same else [])} | {run.seed: run for run in new.runs}
+    return dataclasses.replace(new, runs=[runs[seed] for seed in sorted(runs)])
+
+
+def results_dir() -> Path:
+    """Where the package keeps the manifests of what was measured."""
+    return Path(str(resources.files("rl_training"))) / "zoo" / "results"
+
+
+def read_results(directory: Path) -> list[Manifest]:
+    """The manifests in a directory. Other files there (of other measurements) say so by having no `suite`."""
+    paths = sorted(directory.glob("*.json"))
+    return [read_manifest(path) for path in paths if "suite" in read_mapping(path)]
+
+
+def pick(candidates: Sequence[TaskResult], current_hash: str) -> TaskResult | None:
+    """Of several results of one task the one to show: with today's settings, of the most seeds, the newest."""
+
+    def rank(task: TaskResult) -> tuple[bool, int, str]:
+        return task.config_hash == current_hash, len(task.scores()), max((run.date for run in task.runs), default="")
+
+    return max(candidates, key=rank, default=None)

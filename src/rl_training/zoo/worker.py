@@ -1,0 +1,231 @@
+"""One run of a benchmark: an ordinary run, trained or resumed, then evaluated. Each is a process of its own.
+
+The driver writes an order to a worker's standard input and keeps it open. A worker that loses its driver stops as if it
+had been interrupted: it saves, and can be resumed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rl_training.algorithms.registry import get_spec
+from rl_training.api import facades
+from rl_training.api.agent import Agent, load
+from rl_training.contracts.errors import CheckpointError
+from rl_training.experiment.checkpointing import checkpoints_of
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.files import read_mapping, write_text
+from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.runs import METRICS, RunDirectory
+from rl_training.experiment.schema import INVALID, build, to_plain
+from rl_training.experiment.session import resume, train
+from rl_training.runtime.callbacks import Callback, RunView
+from rl_training.zoo.manifest import Evaluated, RunResult, config_hash, dump
+from rl_training.zoo.suites import Protocol
+
+RESULT = "benchmark.json"
+"""The file in a run directory that says what the run reached; a run that has it is done."""
+SECONDS = "time/training_seconds"
+INTERRUPTED = 130
+
+
+@dataclass
+class Stopwatch(Callback):
+    """Counts the seconds of training over resumes, without those of evaluations."""
+
+    transient: ClassVar[tuple[str, ...]] = ("_began",)
+    spent: float = field(default=0.0, init=False)
+    _began: float = field(default=0.0, init=False)
+
+    def on_start(self, run: RunView) -> None:
+        """See `Callback.on_start`."""
+        self._began = time.perf_counter()
+
+    def on_evaluation(self, run: RunView, result: object) -> None:
+        """See `Callback.on_evaluation`."""
+        self._began += run.metrics().get("time/evaluation_seconds", 0.0)
+
+    def on_iteration(self, run: RunView) -> None:
+        """See `Callback.on_iteration`."""
+        now = time.perf_counter()
+        self.spent, self._began = self.spent + now - self._began, now
+        run.record({SECONDS: self.spent})
+
+
+def run_config(config: TrainConfig, protocol: Protocol, seed: int, directory: Path) -> TrainConfig:
+    """A task's config for one seed, evaluated and saved as often as the suite says."""
+    every = max(1, config.total_timesteps // protocol.points)
+    return config.replace(
+        seed=seed,
+        output_dir=directory,
+        num_threads=1,
+        eval_every=every,
+        eval_episodes=protocol.episodes,
+        checkpoint_every=min(every, config.checkpoint_every or every),
+        checkpoint_best=True,
+        stop_reward=None,
+        stop_patience=None,
+        max_seconds=None,
+    )
+
+
+def identity(config: TrainConfig) -> tuple[Any, ...]:
+    """What makes two runs the same measurement."""
+    evaluation = (config.eval_every, config.eval_episodes, config.eval_deterministic, config.eval_epsilon)
+    return (config_hash(config), config.seed, *evaluation)
+
+
+def measure(config: TrainConfig, final_episodes: int, run: Path | None = None) -> RunResult | None:
+    """Train a run, or go on with one that was begun, and evaluate it. None if it was interrupted, to go on later.
+
+    Everything that takes long is saved on the way: the training in checkpoints, the end in the run's `benchmark.json`.
+    """
+    if run is not None and not checkpoints_of(run):  # it ended before its first checkpoint: nothing to go on from
+        shutil.rmtree(run)
+        run = None
+    if run is None:
+        result = train(config, callback=Stopwatch(), progress=False)
+        assert result.run_dir is not None
+        run = result.run_dir
+    elif not is_trained(RunDirectory(run)):
+        # the driver found the run by its settings, so it names nothing that the suite does not
+        resume(run, callback=Stopwatch(), progress=False, trust=True)
+    directory = RunDirectory(run)
+    if not is_trained(directory):
+        return None
+    measured = evaluate_run(directory, config, final_episodes)
+    write_result(directory, measured)
+    return measured
+
+
+def is_trained(run: RunDirectory) -> bool:
+    """Whether a run has come to its end."""
+    return run.status() == "finished"
+
+
+def evaluate_run(run: RunDirectory, config: TrainConfig, episodes: int) -> RunResult:
+    """What a finished run reached, before training, at its end and at its best, with what else is worth knowing."""
+    about, steps = run.metadata(), run.env_steps()
+    curve = [entry for entry in run.evaluations() if not entry.get("final")]
+    training = list(read_metrics(run.path / METRICS))
+    best = run.path / "checkpoints" / "best"
+    seconds = max((entry[SECONDS] for entry in training if SECONDS in entry), default=0.0)
+    return RunResult(
+        seed=config.seed,
+        env_steps=steps,
+        wall_seconds=round(seconds, 1),
+        env_steps_per_second=round(steps / seconds, 1) if seconds else 0.0,
+        date=about["created"] if not about.get("history") else about["history"][0]["started"],
+        versions=about["versions"],
+        hardware={key: value for key, value in about["hardware"].items() if key != "system"},
+        git_commit=about["git_commit"],
+        run=run.path.name,
+        untrained=_evaluate(_untrained(config), episodes),
+        final=_evaluate(_load(run.path), episodes),
+        best=_evaluate(_load(best), episodes) if best.is_dir() else None,
+        evaluations=[(entry["step"], round(entry["mean"], 3), round(entry["std"], 3)) for entry in curve],
+        training_returns=[(entry["step"], _latest_return(training, entry["step"])) for entry in curve],
+    )
+
+
+def write_result(run: RunDirectory, result: RunResult) -> None:
+    """Write the run's `benchmark.json`, in one step."""
+    write_text(run.path / RESULT, dump(to_plain(result)))
+
+
+def read_result(run: RunDirectory) -> RunResult | None:
+    """What the run reached, or None if it is not done, or the file is not one that this version wrote."""
+    if not os.path.lexists(run.path / RESULT):
+        return None
+    try:
+        found = build(RunResult, read_mapping(run.path / RESULT), RESULT, [])
+    except CheckpointError:
+        return None
+    return None if found is INVALID else found
+
+
+def _latest_return(training: list[dict[str, Any]], step: int) -> float | None:
+    """The mean return of training episodes that was logged last at a step; none before the first episode ended."""
+    found = [entry.get("rollout/return_mean") for entry in training if entry["global_step"] <= step]
+    known = [value for value in found if value is not None]
+    return round(known[-1], 3) if known else None
+
+
+def _untrained(config: TrainConfig) -> Agent:
+    agent: Agent = getattr(facades, get_spec(config.algo).title)(config)
+    return agent
+
+
+def _load(path: Path) -> Agent:
+    return load(path, trust=True)
+
+
+def _evaluate(agent: Agent, episodes: int) -> Evaluated:
+    try:
+        return Evaluated.of(agent.evaluate(episodes), agent.num_timesteps)
+    finally:
+        agent.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The process
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the driver tells a worker."""
+
+    config: dict[str, Any]
+    final_episodes: int
+    run: str | None
+    """The run directory to go on with, if there is one."""
+
+    def line(self) -> bytes:
+        """As the first line of the worker's standard input."""
+        return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
+
+
+def stop_with_driver() -> None:
+    """Interrupt this process when the driver is gone, however it went: then the pipe from it is closed."""
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 1):  # not through sys.stdin, whose lock the interpreter wants when it ends
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main() -> int:
+    """Carry out an order. The last line on standard error says why one failed."""
+    order = Order(**json.loads(sys.stdin.buffer.readline()))
+    stop_with_driver()
+    if os.getcwd() not in sys.path:  # last, so that it hides nothing: where people keep `my_package:MyEnv-v0`
+        sys.path.append(os.getcwd())
+    try:
+        config = TrainConfig.from_dict(order.config)
+        done = measure(config, order.final_episodes, None if order.run is None else Path(order.run))
+    except Exception as error:
+        traceback.print_exc()
+        reason = str(error).partition("\n\nTraceback")[0]
+        print(f"{type(error).__name__}: {' '.join(reason.split())}", file=sys.stderr)
+        return 1
+    return INTERRUPTED if done is None else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""The cost of a step and of an update in calls, which do not depend on the machine or on what else it does.
+
+Small networks are bound by the number of calls: of torch's operators, and of Python's functions between them. These are
+counted in steady state, when everything that is recorded has been. A number that rises is work that somebody added to
+every step of every run. If it is worth that, raise the bound and say why; one that falls may lower it.
+"""
+
+import sys
+from collections import Counter
+
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rl_training.experiment.build import build_experiment
+from rl_training.experiment.config import TrainConfig
+
+PPO = {"num_steps": 16, "num_epochs": 2, "minibatch_size": 64}
+REPLAY = {"buffer_size": 1000, "learning_starts": 32, "num_steps": 1, "updates_per_step": 1}
+
+# algorithm, environment, environments, settings, torch operators per iteration, Python calls per iteration
+BOUNDS = {
+    "ppo": ("CartPole-v1", 8, PPO, 1228, 2320),
+    "a2c": ("CartPole-v1", 8, {}, 349, 800),
+    "dqn": ("CartPole-v1", 1, {**REPLAY, "batch_size": 64}, 91, 235),
+    "sac": ("Pendulum-v1", 1, {**REPLAY, "batch_size": 64}, 231, 380),
+    "td3": ("Pendulum-v1", 1, {**REPLAY, "batch_size": 64, "policy_delay": 1}, 158, 340),
+}
+
+
+class Operators(TorchDispatchMode):
+    """Counts every operator that torch runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[func._overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def python_calls(function):
+    """How many functions written in Python are called within a call of one, apart from the environments' own."""
+    count = 0
+
+    def watch(frame, event, arg):
+        nonlocal count
+        if event == "call" and "/gymnasium/" not in frame.f_code.co_filename:
+            count += 1
+
+    sys.setprofile(watch)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("algo", BOUNDS)
+def test_calls_of_an_iteration(algo):
+    env_id, num_envs, settings, max_operators, max_calls = BOUNDS[algo]
+    experiment = build_experiment(TrainConfig(algo=algo, env_id=env_id, num_envs=num_envs, algorithm=settings))
+    trainer = experiment.trainer
+    trainer._total, trainer.progress.horizon = 10**9, 10**9
+    try:
+        for _ in range(60):
+            trainer.iterate()
+        # the cheapest of several iterations: in some of them episodes end, or a target follows
+        calls = min(python_calls(trainer.iterate) for _ in range(8))
+        counts = []
+        for _ in range(8):
+            with Operators() as operators:
+                trainer.iterate()
+            counts.append(operators.counts.total())
+    finally:
+        experiment.close()
+    found = f"{algo}: {min(counts)} operators and {calls} Python calls per iteration"
+    assert min(counts) <= max_operators, found
+    assert calls <= max_calls, found

@@ -1,0 +1,279 @@
+"""Recorded functions give the bits of the plain ones, and what cannot be recorded runs as written."""
+
+import copy
+import pickle
+import threading
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rl_training.policies.kernels import lay_out
+from rl_training.policies.networks import ACTIVATIONS
+from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
+from rl_training.policies.recording import MAX_RECORDINGS, SEEN_BEFORE, Recorded
+
+ROWS = 7
+
+
+def draw(*shape, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, dtype=np.float32))
+
+
+def network(activation="tanh", width=16):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [nn.Linear(3, width), ACTIVATIONS[activation](), nn.Linear(width, width), nn.LayerNorm(width)]
+        return nn.Sequential(*layers, ACTIVATIONS[activation](), nn.Linear(width, 4))
+
+
+def warm(function, *inputs):
+    """Call until there is a recording, or there never will be."""
+    for _ in range(SEEN_BEFORE + 1):
+        function(*inputs)
+
+
+def losses_of(net):
+    """A loss with most of what ours are made of: gather, softmax, clamp, where, minimum, in-place operators, sums."""
+
+    def losses(x, index, coef):
+        logits = net(x)
+        log_probs = logits.log_softmax(-1)
+        chosen = log_probs.gather(1, index.unsqueeze(1)).squeeze(1)
+        ratio = (chosen - chosen.detach().mean()).exp()
+        bounded = torch.minimum(ratio * x[:, 0], ratio.clamp(1.0 - coef, 1.0 + coef) * x[:, 0])
+        total = torch.zeros_like(bounded)
+        total += torch.where(bounded > 0, bounded, 0.5 * bounded)
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        smooth = nn.functional.huber_loss(logits.amax(1), x[:, 1]) + nn.functional.softplus(logits).mean()
+        loss = total.mean() - 0.1 * entropy.mean() + smooth + logits.square().amin(0).sum()
+        with torch.no_grad():
+            share = (ratio > 1.0 + coef).float().mean()
+        return {"loss": loss, "share": share, "rows": bounded}
+
+    return losses
+
+
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+def test_gradient_steps_are_those_of_autograd_to_the_bit(activation, max_grad_norm):
+    plain, quick = network(activation), network(activation)
+    plain_store, quick_store = (ParameterStore(net, OptimizerConfig()) for net in (plain, quick))
+    step = GradientStep(quick_store, losses_of(quick), module=quick, max_grad_norm=max_grad_norm)
+    plain_losses = losses_of(plain)
+    for turn in range(12):
+        x, index = draw(ROWS, 3, seed=turn), torch.arange(ROWS) % 4
+        coef, rate = 0.1 + 0.01 * turn, 0.01 / (turn + 1)  # numbers that change are not part of a recording
+        found = step(rate, x, index, coef)
+        expected = plain_losses(x, index, coef)
+        norm = plain_store.step(expected["loss"], learning_rate=rate, max_grad_norm=max_grad_norm)
+        for name, value in {**expected, "gradient_norm": norm}.items():
+            assert torch.equal(found[name], value.detach()), (turn, name)
+        assert torch.equal(quick_store.flat, plain_store.flat), turn
+    assert step._recorded.num_recordings == 1
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop", "sgd"])
+def test_every_optimizer_steps_as_torch_does(name):
+    net, reference = network(), network()
+    settings = OptimizerConfig(name=name, momentum=0.5 if name in ("rmsprop", "sgd") else 0.0, weight_decay=0.01)
+    store = ParameterStore(net, settings)
+    step = GradientStep(store, losses_of(net), module=net, max_grad_norm=None)
+    flat = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in reference.parameters()]))
+    optimizer = settings.make(flat)
+    for turn in range(8):
+        inputs = (draw(ROWS, 3, seed=turn), torch.arange(ROWS) % 4, 0.2)
+        nn.utils.vector_to_parameters(flat.detach(), reference.parameters())
+        found = torch.autograd.grad(losses_of(reference)(*inputs)["loss"], list(reference.parameters()))
+        flat.grad = torch.cat([gradient.reshape(-1) for gradient in found])
+        optimizer.param_groups[0]["lr"] = 0.01
+        optimizer.step()
+        step(0.01, *inputs)
+        assert torch.allclose(store.flat, flat, rtol=1e-5, atol=1e-6), turn
+
+
+def test_a_restored_optimizer_goes_on_with_its_own_slots():
+    """Slots are replaced when a state is loaded: what was recorded before must not write into the old ones."""
+    nets = network(), network()
+    stores = [ParameterStore(net, OptimizerConfig()) for net in nets]
+    steps = [GradientStep(s, losses_of(n), module=n, max_grad_norm=None) for s, n in zip(stores, nets, strict=True)]
+    inputs = (draw(ROWS, 3), torch.arange(ROWS) % 4, 0.2)
+    for _ in range(5):
+        steps[0](0.01, *inputs)
+        steps[1](0.02, *inputs)
+    state = {
+        k: {n: t.clone() for n, t in v.items()} if isinstance(v, dict) else v for k, v in stores[0].state_dict().items()
+    }
+    nets[1].load_state_dict(nets[0].state_dict())
+    stores[1].load_state_dict(state)
+    for _ in range(5):
+        for step in steps:
+            step(0.01, *inputs)
+        assert torch.equal(stores[0].flat, stores[1].flat)
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: dict[str, torch.Tensor]
+
+
+def test_inputs_and_outputs_may_be_nested_and_outputs_are_not_overwritten():
+    function = Recorded(lambda pair, flag: Pair(pair.left + 1 if flag else pair.left, {"b": 2 * pair.right["a"]}))
+    kept = [function(Pair(torch.full((2,), float(i)), {"a": torch.full((1,), float(i))}), True) for i in range(6)]
+    assert [pair.left[0].item() for pair in kept] == [1, 2, 3, 4, 5, 6]
+    assert [pair.right["b"].item() for pair in kept] == [0, 2, 4, 6, 8, 10]
+    assert isinstance(kept[-1], Pair)
+    other = function(Pair(torch.zeros(2), {"a": torch.zeros(1)}), False)  # a plain value is part of the kind
+    assert other.left[0].item() == 0
+    assert function.num_recordings == 1
+
+
+def test_kinds_of_inputs_have_recordings_of_their_own_and_few_are_kept():
+    function = Recorded(lambda x: x.cumsum(0) + len(x))
+    for size in range(1, MAX_RECORDINGS + 6):
+        for _ in range(SEEN_BEFORE + 2):
+            x = draw(size, seed=size)
+            assert torch.equal(function(x), x.cumsum(0) + size)
+    assert function.num_recordings == MAX_RECORDINGS
+    x = draw(1)
+    assert torch.equal(function(x), x.cumsum(0) + 1)  # forgotten, and made again
+
+
+def test_weights_are_read_where_they_lie():
+    net = network()
+    function = Recorded(net, net)
+    x = draw(ROWS, 3)
+    with torch.no_grad():
+        warm(function, x)
+        net[0].weight.mul_(2.0)  # in place: the recording sees it
+        assert torch.equal(function(x), net(x))
+        net[0].weight.data = net[0].weight.data.clone().mul_(3.0)  # elsewhere: a new recording is made
+        assert torch.equal(function(x), net(x))
+        assert torch.equal(function(x), net(x))
+
+
+REFUSED = {
+    "value": (lambda x: x * 2 if x.sum() > 0 else x, "reads a tensor's value"),
+    "item": (lambda x: x * x.max().item(), "reads a tensor's value"),
+    "random": (lambda x: x + torch.rand_like(x), "draws random numbers"),
+    "dropout": (lambda x: nn.functional.dropout(x, 0.5), "draws random numbers"),
+    "mask": (lambda x: x[x > 0], "depends on values"),
+    "nonzero": (lambda x: x.nonzero(), "depends on values"),
+    "convolution": (lambda x: nn.functional.conv1d(x.unsqueeze(0), x[None, None, 0, :2]), "makes its own memory"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_cannot_be_recorded_runs_as_written(name):
+    function, reason = REFUSED[name]
+    recorded = Recorded(lambda x: function(x.expand(1, -1) if name == "convolution" else x))
+    for seed in range(6):
+        x = draw(ROWS, seed=seed)
+        found = recorded(x)
+        if "random" not in reason:
+            assert torch.equal(found, recorded.function(x))
+    assert reason in recorded.refusal
+    assert recorded.num_recordings == 0
+
+
+def test_indexing_by_integers_is_recorded():
+    function = Recorded(lambda x, index: x[index])
+    for seed in range(5):
+        x, index = draw(ROWS, 2, seed=seed), torch.randperm(ROWS, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(function(x, index), x[index])
+    assert function.num_recordings == 1
+
+
+def test_networks_with_strange_parts_are_not_recorded():
+    class Counting(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x * self.calls
+
+    part = Counting()
+    function = Recorded(part, nn.Sequential(nn.Linear(1, 1), part))
+    assert [function(torch.ones(1)).item() for _ in range(6)] == [1, 2, 3, 4, 5, 6]
+    assert "Counting" in function.refusal
+
+
+def test_constants_that_are_written_into_are_made_anew():
+    def count(x):
+        total = torch.zeros(3)
+        total += x
+        return total
+
+    function = Recorded(count)
+    assert [function(torch.full((3,), float(i)))[0].item() for i in range(6)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_two_threads_do_not_share_memory():
+    net = network()
+    function = Recorded(net, net)
+    inputs = [draw(64, 3, seed=seed) for seed in range(8)]
+    with torch.no_grad():
+        expected = [net(x) for x in inputs]
+        warm(function, inputs[0])
+    wrong = []
+
+    def work(number):
+        with torch.no_grad():
+            for _ in range(300):
+                if not torch.equal(function(inputs[number]), expected[number]):
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_copies_begin_without_recordings():
+    net = network()
+    function = Recorded(net.forward, net)
+    x = draw(ROWS, 3)
+    warm(function, x)
+    for other in (copy.deepcopy(function), pickle.loads(pickle.dumps(function))):
+        assert other.num_recordings == 0
+        warm(other, x)
+        with torch.no_grad():
+            net[0].weight.mul_(1.5)
+        assert not torch.equal(other(x), function(x))  # it has weights of its own
+
+
+def test_memory_is_used_again_but_never_by_two_at_once():
+    rng = np.random.default_rng(0)
+    count = 60
+    first = {piece: piece for piece in range(count)}
+    last = {piece: piece + int(rng.integers(1, 12)) for piece in range(count)}
+    sizes = {piece: 64 * int(rng.integers(1, 9)) for piece in range(count)}
+    offsets = lay_out(first, last, sizes)
+    for a in range(count):
+        for b in range(a):
+            apart = offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
+            assert apart or last[b] < first[a]
+    assert max(offsets[p] + sizes[p] for p in offsets) < 0.4 * sum(sizes.values())
+
+
+def test_inputs_keep_their_memory_order_while_they_are_recorded():
+    seen = []
+
+    def function(x):
+        seen.append(x.stride())
+        return x.flatten(1).sum(1)
+
+    double = Recorded(function)
+    images = draw(2, 5, 6, 3).permute(0, 3, 1, 2)  # channels first, channels last in memory
+    for x in (images, images.contiguous()):
+        for turn in range(SEEN_BEFORE + 2):
+            x = x.clone() + turn
+            assert torch.equal(double(x), x.flatten(1).sum(1))
+    assert seen == [images.stride()] * (SEEN_BEFORE + 1) + [images.contiguous().stride()] * (SEEN_BEFORE + 1)
+    gaps = draw(2, 3, 5, 12)[..., ::2]
+    assert torch.equal(double(gaps), double.function(gaps.contiguous()))
+    assert double.num_recordings == 2
