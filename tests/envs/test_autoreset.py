@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -38,6 +40,12 @@ MODES = list(AutoresetMode)
 NUM_STEPS = 30
 NUM_ENVS = len(SCRIPTS)
 
+# Workers of Gymnasium's are forked from a process with nothing in it: forked from one that has run thousands of tests,
+# with threads of many libraries, one of them once died before it began.
+multiprocessing.set_forkserver_preload(["tests.envs.scripted"])
+InProcesses = functools.partial(AsyncVectorEnv, context="forkserver")
+EITHER = {"argvalues": [SyncVectorEnv, InProcesses], "ids": ["sync", "async"]}
+
 
 @pytest.fixture(params=[False, True], ids=["box", "dict"])
 def dict_obs(request: pytest.FixtureRequest) -> bool:
@@ -49,7 +57,7 @@ def mode(request: pytest.FixtureRequest) -> AutoresetMode:
     return AutoresetMode(request.param)
 
 
-@pytest.fixture(params=[SyncVectorEnv, AsyncVectorEnv], ids=["sync", "async"])
+@pytest.fixture(params=[SyncVectorEnv, InProcesses], ids=["sync", "async"])
 def vector(request: pytest.FixtureRequest, mode: AutoresetMode, dict_obs: bool) -> Iterator[AnyVectorEnv]:
     env = request.param(make_scripted(dict_obs), autoreset_mode=mode)
     yield env
@@ -355,7 +363,7 @@ class TestFactsAboutGymnasium:
         invalid = sum(int((~adapter.step(rng.integers(2, size=8)).valid).sum()) for _ in range(128))
         assert 20 < invalid < 100
 
-    @pytest.mark.parametrize("cls", [SyncVectorEnv, AsyncVectorEnv])
+    @pytest.mark.parametrize("cls", **EITHER)
     def test_same_step_gives_final_obs_per_environment_with_a_mask(self, cls: Any) -> None:
         vector = cls(make_scripted(True), autoreset_mode=AutoresetMode.SAME_STEP)
         vector.reset(seed=0)
@@ -368,7 +376,7 @@ class TestFactsAboutGymnasium:
         assert set(info["final_obs"][1]) == {"_place", "step"}
         assert info["final_info"]["is_success"].tolist() == [False, True, False]
 
-    @pytest.mark.parametrize("cls", [SyncVectorEnv, AsyncVectorEnv])
+    @pytest.mark.parametrize("cls", **EITHER)
     def test_a_masked_reset_leaves_the_others_alone(self, cls: Any) -> None:
         vector = cls(make_scripted(False), autoreset_mode=AutoresetMode.DISABLED)
         vector.reset(seed=0)
@@ -377,7 +385,7 @@ class TestFactsAboutGymnasium:
         vector.close()
         assert places(obs) == [(0, 0, 1), (1, 1, 0), (2, 0, 1)]
 
-    @pytest.mark.parametrize("cls", [SyncVectorEnv, AsyncVectorEnv])
+    @pytest.mark.parametrize("cls", **EITHER)
     def test_same_step_loses_final_observations_of_environments_that_reuse_an_array(self, cls: Any) -> None:
         """Why `check_env` warns of such environments."""
         vector = cls([ReusingEnv], autoreset_mode=AutoresetMode.SAME_STEP)

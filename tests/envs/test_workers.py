@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -90,6 +91,29 @@ def test_a_worker_that_hangs_is_not_waited_for(monkeypatch):
     assert "worker 1 did not answer step within 0.5 s" in message
     assert time.monotonic() - began < 60
     assert alive(pids) == []
+
+
+class Stillborn(Faulty):
+    """Dies where it is made in a worker, as often as the file says."""
+
+    def __init__(self, lives):
+        super().__init__()
+        if multiprocessing.parent_process() is not None and (left := int(lives.read_text())):
+            lives.write_text(str(left - 1))
+            os._exit(7)
+
+
+def test_a_worker_that_died_at_its_start_is_started_once_more(tmp_path):
+    lives = tmp_path / "lives"
+    lives.write_text("1")
+    env = WorkerVectorEnv([lambda: Stillborn(lives)], timeout=60)
+    env.reset(seed=0)
+    assert env.step(np.zeros(1, np.int64))[1].tolist() == [1.0]
+    env.close()
+
+    lives.write_text("1000")
+    with pytest.raises(EnvError, match=r"died at its start \(exit codes \[7\]\)"):
+        WorkerVectorEnv([lambda: Stillborn(lives)], timeout=60)
 
 
 def test_snapshots_through_workers():

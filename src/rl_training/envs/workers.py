@@ -23,6 +23,8 @@ from rl_training.contracts.errors import EnvError
 from rl_training.envs.snapshot import SnapshotError, restore_snapshot, take_snapshot
 
 CLOSE_SECONDS = 5.0
+START_ATTEMPTS = 2
+"""A process forked from one with many threads may die at its birth; seen once in tens of thousands."""
 T = TypeVar("T")
 
 
@@ -39,7 +41,15 @@ class WorkerVectorEnv(AsyncVectorEnv[Any, Any]):
         self.timeout = timeout
         main_process = os.getpid()
         guarded = [lambda fn=fn: _make_in_worker(fn, main_process) for fn in env_fns]
-        super().__init__(guarded, autoreset_mode=autoreset_mode)
+        for attempt in range(START_ATTEMPTS):
+            try:
+                super().__init__(guarded, autoreset_mode=autoreset_mode)
+                return
+            except (EOFError, OSError) as error:  # a worker is gone before it has said anything
+                codes = [process.exitcode for process in getattr(self, "processes", []) if not process.is_alive()]
+                self.close_extras()
+                if attempt + 1 == START_ATTEMPTS:
+                    raise EnvError(f"an environment worker died at its start (exit codes {codes}): {error}") from error
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """See `VectorEnv.reset`."""
