@@ -11,16 +11,20 @@ import gymnasium as gym
 import pytest
 
 import rl_training
+from rl_training import A2C
 from rl_training.algorithms.a2c import A2CConfig
 from rl_training.algorithms.ppo import PPOConfig
 from rl_training.algorithms.registry import registry
+from rl_training.cli import load_config
 from rl_training.cli.train_command import parse_train
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.schedule import Constant, Cosine, Linear, Piecewise
 from rl_training.envs.wrappers import WrapperConfig
 from rl_training.experiment.config import Layer, TrainConfig, read_config, resolve
 from rl_training.experiment.presets import find_preset, resolve_with_preset
+from rl_training.experiment.schema import default_of, is_section, to_plain
 from rl_training.experiment.yaml_io import parse_yaml
+from rl_training.policies.parameters import OptimizerConfig
 
 
 def write(path: Path, text: str) -> Path:
@@ -396,6 +400,61 @@ def test_environment_arguments_are_replaced_as_a_whole_and_sections_merged() -> 
     assert config.env_kwargs == {"b": 2}
     network = config.algorithm.network  # type: ignore[attr-defined]
     assert (network.activation, network.actor_sizes, network.critic_sizes) == ("relu", (8,), (64, 64))
+
+
+def section_defaults() -> list[tuple[str, str, str]]:
+    """(algorithm, section, setting) of everything that an algorithm has in a section."""
+    return [
+        (name, section.name, part.name)
+        for name, spec in registry().items()
+        for section in dataclasses.fields(spec.config)
+        if is_section(default := default_of(section))
+        for part in dataclasses.fields(default)
+    ]
+
+
+def test_what_a_section_leaves_out_is_as_in_the_algorithms_own_default() -> None:
+    """Not as in the section's class: A2C's optimizer is RMSprop, DQN's has another eps than PPO's."""
+    cases = section_defaults()
+    assert {("a2c", "optimizer", "eps"), ("td3", "noise", "std"), ("drqv2", "network", "activation")} <= set(cases)
+    for algo, section, part in cases:
+        default = TrainConfig(algo, "X-v0")
+        said = {part: to_plain(getattr(getattr(default.algorithm, section), part))}
+        assert TrainConfig(algo, "X-v0", algorithm={section: said}) == default  # type: ignore[arg-type]
+        assert TrainConfig.from_dict({"algo": algo, "env_id": "X-v0", "algorithm": {section: said}}) == default
+
+
+def test_a_part_of_a_section_changes_that_part_alone(tmp_path: Path) -> None:
+    wanted = dataclasses.replace(A2CConfig().optimizer, eps=1e-6)
+    assert wanted.name == "rmsprop" != OptimizerConfig().name
+    path = write(tmp_path / "c.yaml", "algo: a2c\nenv_id: CartPole-v1\nalgorithm: {optimizer: {eps: 1e-6}}\n")
+    part = {"optimizer": {"eps": 1e-6}}
+    configs = [
+        read_config(path),
+        load_config(path),
+        parse_train(["--config", str(path)])[0],
+        parse_train(["a2c", "CartPole-v1", "--algorithm.optimizer.eps", "1e-6"])[0],
+        A2C("CartPole-v1", **part).config,
+        A2C("CartPole-v1", algorithm=part).config,
+        A2C("CartPole-v1", algorithm=A2CConfig(gamma=0.9), **part).config,
+        A2C(TrainConfig("a2c", "CartPole-v1"), **part).config,
+        A2C.from_preset("CartPole-v1", **part).config,
+        TrainConfig("a2c", "CartPole-v1", algorithm=A2CConfig(**part)),  # type: ignore[arg-type]
+    ]
+    for config in configs:
+        assert config.algorithm.optimizer == wanted  # type: ignore[attr-defined]
+
+
+def test_a_part_of_a_section_is_put_upon_what_was_said_before_it() -> None:
+    adam = OptimizerConfig(name="adam", eps=1e-3)
+    for below in (A2CConfig(optimizer=adam), {"optimizer": adam}, {"optimizer": {"name": "adam", "eps": 1e-3}}):
+        layers = [{"algo": "a2c", "env_id": "X", "algorithm": below}, {"algorithm": {"optimizer": {"alpha": 0.5}}}]
+        config = resolve([Layer(data, "layer") for data in layers])
+        assert config.algorithm.optimizer == dataclasses.replace(adam, alpha=0.5)  # type: ignore[attr-defined]
+    agent = A2C("CartPole-v1", algorithm=A2CConfig(optimizer=adam), optimizer={"alpha": 0.5})
+    assert agent.config.algorithm.optimizer == dataclasses.replace(adam, alpha=0.5)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="algorithm: expected a mapping of A2CConfig, got 5"):
+        A2C("CartPole-v1", algorithm=5, gamma=0.9)
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "NoPreset-v0"])

@@ -26,7 +26,7 @@ from rl_training.envs.factory import EnvLike, describe_env
 from rl_training.envs.masks import has_choice, mask_size
 from rl_training.experiment.build import Experiment, build_experiment, using_threads
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.config import Layer, TrainConfig, resolve
+from rl_training.experiment.config import Layer, TrainConfig, merge, resolve
 from rl_training.experiment.export import ExportFormat, export_policy
 from rl_training.experiment.hub import CARD, VIDEO, download, model_card, require_hub, upload
 from rl_training.experiment.lock import run_lock
@@ -35,7 +35,7 @@ from rl_training.experiment.presets import find_preset, presets
 from rl_training.experiment.replay import read_replay, save_replay
 from rl_training.experiment.restoring import initialize, load_experiment
 from rl_training.experiment.runs import RunDirectory
-from rl_training.experiment.schema import unknown_key
+from rl_training.experiment.schema import to_plain, unknown_key
 from rl_training.experiment.session import (
     Callbacks,
     describe_environment,
@@ -415,9 +415,8 @@ def split_settings(algo: str, settings: Mapping[str, Any], env_id: str = "any") 
     data = {key: value for key, value in settings.items() if key in run_fields}
     own = {key: value for key, value in settings.items() if key in own_fields}
     if own:
-        base = data.get("algorithm", {})
-        plain = base if isinstance(base, Mapping) else {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
-        data["algorithm"] = {**plain, **own}
+        base = to_plain(data.get("algorithm") or {})
+        data["algorithm"] = merge(base, own) if isinstance(base, Mapping) else base
     problems = [unknown_key(title, key, known) for key in settings if key not in known]
     if problems:
         try:

@@ -16,7 +16,7 @@ from rl_training.contracts.spec import AlgorithmConfig
 from rl_training.envs.atari import PREFIX, AtariConfig, is_atari
 from rl_training.envs.factory import Vectorization, module_of
 from rl_training.envs.wrappers import WrapperConfig, wrapper_problem
-from rl_training.experiment.schema import INVALID, build, convert_fields, to_plain, valid_part
+from rl_training.experiment.schema import INVALID, build, convert_fields, default_of, to_plain, valid_part
 from rl_training.experiment.yaml_io import dump_yaml, read_yaml
 
 
@@ -109,7 +109,7 @@ class TrainConfig:
             if field.name == "algorithm" or value is dataclasses.MISSING:
                 continue
             valid = convert_fields(TrainConfig, {field.name: value}, source(field.name), problems)
-            setattr(self, field.name, valid.get(field.name, _default(field)))
+            setattr(self, field.name, valid.get(field.name, default_of(field)))
         if spec is not None:
             algorithm = {} if self.algorithm is None else self.algorithm
             self.algorithm = build(spec.config, algorithm, f"{source('algorithm')} > algorithm", problems)
@@ -192,17 +192,13 @@ def resolve(layers: Sequence[Layer], *, combinations: bool = True) -> TrainConfi
         problems += path_problems(merged["env_kwargs"], f"{origin['env_kwargs'].source} > env_kwargs")
     config = object.__new__(TrainConfig)
     for field in dataclasses.fields(TrainConfig):
-        setattr(config, field.name, merged.get(field.name, _default(field)))
+        setattr(config, field.name, merged.get(field.name, default_of(field)))
     config._finish(
         lambda name: origin[name].source if name in origin else everywhere, problems, combinations=combinations
     )
     if problems:
         raise ConfigError(problems)
     return config
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
 
 
 def _valid_part(layer: Layer, algo: Any, problems: list[str]) -> dict[str, Any]:
@@ -224,7 +220,7 @@ def _valid_part(layer: Layer, algo: Any, problems: list[str]) -> dict[str, Any]:
     if isinstance(algorithm, Mapping):
         valid["algorithm"] = valid_part(config_type, algorithm, where, problems)
     elif build(config_type, algorithm, where, problems) is not INVALID:
-        valid["algorithm"] = algorithm
+        valid["algorithm"] = to_plain(algorithm)
     return valid
 
 

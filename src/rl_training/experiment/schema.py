@@ -47,14 +47,35 @@ def convert_fields(cls: type[Any], data: Mapping[str, Any], where: str, problems
         if key not in fields:
             problems.append(unknown_key(where, key, fields))
             continue
-        result = convert(hints[key], value, f"{where} > {key}", problems)
+        result = convert(hints[key], _completed(value, default_of(fields[key])), f"{where} > {key}", problems)
         if result is not INVALID and _check_range(fields[key], result, f"{where} > {key}", problems):
             converted[key] = result
     return converted
 
 
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The default of a setting, or MISSING."""
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+
+
+def is_section(value: Any) -> bool:
+    """Whether a value is a dataclass of settings. A schedule is one value, although it has parts."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, (type, Schedule))
+
+
+def _completed(value: Any, default: Any) -> Any:
+    """A section of which a part is written, with the rest as the setting's own default has it.
+
+    The default of a section's class is another: A2C's optimizer is RMSprop, and stays that if only its `eps` is said.
+    """
+    if not isinstance(value, Mapping) or not is_section(default):
+        return value
+    own = {field.name: getattr(default, field.name) for field in dataclasses.fields(default) if field.init}
+    return {**own, **{key: _completed(item, own.get(key)) for key, item in value.items()}}
+
+
 def valid_part(cls: type[Any], data: Mapping[str, Any], where: str, problems: list[str]) -> dict[str, Any]:
-    """The known, well-typed entries of `data` as they are, section by section; notes everything else as a problem.
+    """The known, well-typed entries of `data` as plain data, section by section; notes everything else as a problem.
 
     Sections may be incomplete, so whether their settings go together is not asked.
     """
@@ -65,7 +86,7 @@ def valid_part(cls: type[Any], data: Mapping[str, Any], where: str, problems: li
         if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
             valid[key] = valid_part(hint, value, f"{where} > {key}", problems)
         elif key in convert_fields(cls, {key: value}, where, problems):
-            valid[key] = value
+            valid[key] = to_plain(value)
     return valid
 
 

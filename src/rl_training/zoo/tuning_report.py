@@ -16,12 +16,11 @@ from optuna.trial import FrozenTrial, TrialState
 from plotly.offline import get_plotlyjs
 
 from rl_training.contracts.errors import ConfigError, RLTrainingError
-from rl_training.contracts.schedule import Schedule
 from rl_training.experiment.config import Layer, TrainConfig, merge, resolve
 from rl_training.experiment.files import write_text
 from rl_training.experiment.metadata import utc_now
 from rl_training.experiment.presets import find_preset
-from rl_training.experiment.schema import to_plain
+from rl_training.experiment.schema import is_section, to_plain
 from rl_training.experiment.yaml_io import dump_yaml
 from rl_training.zoo.search_space import space_to_plain
 from rl_training.zoo.study import Study, best_trial, config_of, ended, reason, shown
@@ -137,19 +136,12 @@ def _in_order(data: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, An
 
 
 def _difference(wanted: Any, base: Any) -> dict[str, Any]:
-    """What is otherwise in one dataclass of settings than in another, section by section, as plain data.
-
-    Of a section that is written, what is left out gets the default of the section, not of the algorithm's config.
-    """
+    """What is otherwise in one dataclass of settings than in another, section by section, as plain data."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(wanted):
         value, other = getattr(wanted, field.name), getattr(base, field.name)
-        if value == other:
-            continue
-        if dataclasses.is_dataclass(value) and not isinstance(value, (type, Schedule)):
-            found[field.name] = {**_difference(value, type(value)()), **_difference(value, other)}
-        else:
-            found[field.name] = to_plain(value)
+        if value != other:
+            found[field.name] = _difference(value, other) if is_section(value) else to_plain(value)
     return found
 
 
