@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
+import numpy as np
 import pytest
 
 from rl_training.zoo.statistics import (
     aggregate,
     interquartile_mean,
+    interval,
     probability_of_improvement,
     sample_efficiency,
 )
@@ -94,3 +99,30 @@ def test_sample_efficiency_is_an_estimate_at_each_point():
     assert curve.points == [0.0, 5.0, 10.0]
     assert [estimate.value for estimate in curve.estimates] == pytest.approx([1.0, 3.5, 6.0])
     assert (curve.estimates[2].low, curve.estimates[2].high) == (2.0, 10.0)
+
+
+def test_the_interval_is_that_of_all_draws_there_are():
+    """Of four runs there are 4**4 equally likely draws, which can be listed."""
+    runs = [0.0, 3.0, 4.0, 20.0]
+    draws = sorted(sum(sorted(draw)[1:3]) / 2 for draw in itertools.product(runs, repeat=4))
+    found = aggregate([runs])
+    assert (found.low, found.value, found.high) == (draws[int(0.025 * 256)], 3.5, draws[int(0.975 * 256)])
+
+
+def test_an_interval_of_many_points_is_that_of_each():
+    values = np.array([[1.0, 5.0], [2.0, 5.0], [6.0, 8.0]])
+    center, low, high = interval([values])
+    assert center.tolist() == pytest.approx([3.0, 6.0])
+    assert low.tolist() == [1.0, 5.0], "of three runs the range from the worst to the best"
+    assert high.tolist() == [6.0, 8.0]
+    center, low, high = interval([values[:1]])
+    assert center.tolist() == [1.0, 5.0]
+    assert np.isnan([low, high]).all(), "a single run has no interval"
+
+
+def test_the_interval_of_a_mean_of_many_runs_is_the_textbooks():
+    values = np.random.default_rng(1).normal(size=40)
+    center, low, high = interval([values])
+    half = 1.96 * values.std() / math.sqrt(40)
+    assert [low, high] == pytest.approx([center - half, center + half], abs=0.05)
+    assert interval([values]) == (center, low, high), "the same each time"

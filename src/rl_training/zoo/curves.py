@@ -26,15 +26,13 @@ from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.restoring import MAY_CHANGE
 from rl_training.experiment.runs import CONFIG, METRICS, RunDirectory
 from rl_training.experiment.yaml_io import read_yaml
+from rl_training.zoo.statistics import Floats, interquartile_mean, interval
 
-FloatArray = NDArray[np.float64]
 Average = Literal["mean", "iqm"]
 
 EVALUATION, ROLLOUT = "eval/return_mean", "rollout/return_mean"
 SEARCH_DEPTH = 3
 """How many levels below a given directory runs are looked for: `suite/environment/algorithm/run` is found."""
-CONFIDENCE = 0.95
-RESAMPLES = 2_000
 GRID_POINTS = 500
 """The most points of an averaged curve whose runs were not measured at the same steps."""
 
@@ -59,8 +57,8 @@ def require_plot() -> None:
 class Series:
     """A metric of one run: finite values at increasing steps."""
 
-    steps: FloatArray
-    values: FloatArray
+    steps: Floats
+    values: Floats
 
 
 @dataclass
@@ -379,11 +377,11 @@ class Curve:
 
     label: str
     runs: tuple[RunRecord, ...]
-    steps: FloatArray
-    center: FloatArray
-    low: FloatArray
+    steps: Floats
+    center: Floats
+    low: Floats
     """Lower end of the confidence band; NaN where there are fewer than two seeds."""
-    high: FloatArray
+    high: Floats
     counts: NDArray[np.int64]
     """How many seeds each point is the average of: some runs may end before others."""
 
@@ -471,18 +469,19 @@ def _curve(label: str, runs: Sequence[RunRecord], metric: str, smooth: float, av
     series = [Series(s.steps, smoothed(s.values, smooth)) for s in (run.series[metric] for run in runs)]
     grid, slack = common_grid([found.steps for found in series])
     values = np.stack([sample(found, grid, slack) for found in series])
+    statistic = np.mean if average == "mean" else interquartile_mean
     center, low, high = (np.full(len(grid), np.nan) for _ in range(3))
     present = ~np.isnan(values)
     for pattern in np.unique(present, axis=1).T:  # stretches over which the same runs are there
         columns = (present == pattern[:, None]).all(axis=0)
         if pattern.any():
-            center[columns], low[columns], high[columns] = interval(values[pattern][:, columns], average)
+            center[columns], low[columns], high[columns] = interval([values[pattern][:, columns]], statistic)
     counts = present.sum(axis=0)
     kept = counts > 0
     return Curve(label, tuple(runs), grid[kept], center[kept], low[kept], high[kept], counts[kept])
 
 
-def smoothed(values: FloatArray, weight: float) -> FloatArray:
+def smoothed(values: Floats, weight: float) -> Floats:
     """Exponential moving average without bias at the start, as TensorBoard's slider has it."""
     if weight == 0:
         return values
@@ -493,7 +492,7 @@ def smoothed(values: FloatArray, weight: float) -> FloatArray:
     return out
 
 
-def common_grid(steps: Sequence[FloatArray]) -> tuple[FloatArray, float]:
+def common_grid(steps: Sequence[Floats]) -> tuple[Floats, float]:
     """Steps at which curves are compared, and how far beyond its ends a curve may be held.
 
     If the runs were measured at the same steps, these; else evenly spaced ones, no denser than the densest run.
@@ -506,35 +505,7 @@ def common_grid(steps: Sequence[FloatArray]) -> tuple[FloatArray, float]:
     return grid, float(grid[1] - grid[0])
 
 
-def sample(series: Series, grid: FloatArray, slack: float) -> FloatArray:
+def sample(series: Series, grid: Floats, slack: float) -> Floats:
     """Values of a series on a grid, linear in between; NaN before its beginning and after its end."""
     outside = (grid < series.steps[0] - slack) | (grid > series.steps[-1] + slack)
     return np.where(outside, np.nan, np.interp(grid, series.steps, series.values))
-
-
-def interval(values: FloatArray, average: Average = "mean") -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The average over seeds [N, T] and its 95 % bootstrap interval [T]; of one seed there is no interval.
-
-    The bootstrap (percentiles) draws seeds with replacement. Of two or three seeds it is the range from the worst to
-    the best of them, of more it is narrower. The draws are the same each time, and so are the pictures.
-    """
-    from scipy import stats
-
-    def statistic(data: FloatArray, axis: int) -> FloatArray:
-        return np.asarray(np.mean(data, axis=axis) if average == "mean" else stats.trim_mean(data, 0.25, axis=axis))
-
-    number, length = values.shape
-    center = statistic(values, 0)
-    if number < 2:
-        return center, np.full(length, np.nan), np.full(length, np.nan)
-    found = stats.bootstrap(
-        (values,),
-        statistic,
-        axis=0,
-        n_resamples=RESAMPLES,
-        batch=max(1, 4_000_000 // values.size),  # at most 32 megabytes at once
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return center, found.low, found.high

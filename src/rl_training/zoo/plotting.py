@@ -12,8 +12,9 @@ import numpy as np
 
 from rl_training.contracts.errors import CheckpointError, ConfigError
 from rl_training.experiment.files import write_text
-from rl_training.zoo.curves import CONFIDENCE, EVALUATION, ROLLOUT, Average, Curve, FloatArray, Panel, Series, clean
+from rl_training.zoo.curves import EVALUATION, ROLLOUT, Average, Curve, Panel, Series, clean
 from rl_training.zoo.page import COLORS, Html, Page, element, fold, join, plot_text, table
+from rl_training.zoo.statistics import CONFIDENCE, Floats
 
 PICTURES = (".png", ".svg", ".pdf")
 SUFFIXES = (*PICTURES, ".html")
@@ -221,13 +222,13 @@ def series_trace(series: Series, name: str, color: str, **more: Any) -> dict[str
     return {"type": "scatter", "mode": mode, "name": plot_text(name), **where, **line, **hover, **more}
 
 
-def thinned(series: Series) -> tuple[FloatArray, FloatArray]:
+def thinned(series: Series) -> tuple[Floats, Floats]:
     """Evenly chosen points of a series, no more than a chart can show, the first and the last among them."""
     number = len(series.steps)
     chosen = np.unique(np.linspace(0, number - 1, min(number, CHART_POINTS)).round().astype(int))
     return series.steps[chosen], series.values[chosen]
 
 
-def plain_numbers(values: FloatArray) -> list[float | None]:
+def plain_numbers(values: Floats) -> list[float | None]:
     """For JSON, which has no NaN."""
     return [float(f"{value:.8g}") if math.isfinite(value) else None for value in values.tolist()]

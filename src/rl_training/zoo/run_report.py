@@ -16,7 +16,6 @@ from rl_training.experiment.files import read_mapping, refuse_links, write_text
 from rl_training.experiment.runs import COMMAND
 from rl_training.experiment.yaml_io import dump_yaml
 from rl_training.zoo.curves import (
-    CONFIDENCE,
     EVALUATION,
     ROLLOUT,
     Curve,
@@ -24,7 +23,6 @@ from rl_training.zoo.curves import (
     RunRecord,
     Series,
     find_run_dirs,
-    interval,
     is_run_dir,
     label_runs,
     leaves,
@@ -39,6 +37,7 @@ from rl_training.zoo.curves import (
 from rl_training.zoo.films import Film, film_of_run, films_of_suite
 from rl_training.zoo.page import COLORS, Content, Html, Page, element, facts, film, fold, join, section, table
 from rl_training.zoo.plotting import STEPS, caption, panel_charts, plain_numbers, series_trace
+from rl_training.zoo.statistics import CONFIDENCE, interval
 
 REPORT, MANIFEST, PROFILE = "report.html", "manifest.json", "profile.json"
 FIRST_EVALUATIONS = 12
@@ -466,7 +465,7 @@ def _result_row(environment: str, curve: Curve) -> list[Content]:
         return [environment, curve.label, len(curve.runs), "not evaluated", "-", "-", "-"]
     # a run that was stopped half way is no sample of what the others reached at their end
     finals = [entry["mean"] for entry in [entry for entry in newest if entry.get("final")] or newest]
-    mean, low, high = (float(bound[0]) for bound in interval(np.array(finals, float)[:, None]))
+    mean, low, high = map(float, interval([np.array(finals, float)]))
     band = "-" if len(finals) < 2 else f"{low:,.1f} to {high:,.1f}"
     extremes = [f"{min(finals):,.1f}", f"{max(finals):,.1f}"]
     seeds = str(len(finals)) + (f" of {len(curve.runs)}" if len(finals) < len(curve.runs) else "")

@@ -74,10 +74,7 @@ def aggregate(tasks: Sequence[Sequence[float]]) -> Estimate:
 
 @functools.lru_cache(maxsize=10_000)  # a report asks for the same numbers in several places
 def _aggregate(tasks: Samples) -> Estimate:
-    def statistic(*samples: Floats, axis: int = -1) -> Any:
-        return interquartile_mean(np.concatenate(samples, axis=axis), axis=axis)
-
-    return _estimate(tasks, statistic)
+    return _estimate(tasks, _pooled_iqm)
 
 
 def probability_of_improvement(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Estimate:
@@ -94,7 +91,7 @@ def probability_of_improvement(ours: Sequence[Sequence[float]], theirs: Sequence
 def _probability_of_improvement(ours: Samples, theirs: Samples) -> Estimate:
     stats, count = _scipy_stats(), len(ours)
 
-    def statistic(*samples: Floats, axis: int = -1) -> Any:
+    def statistic(*samples: Floats, axis: int) -> Any:
         shares = []
         for x, y in zip(samples[:count], samples[count:], strict=True):
             with warnings.catch_warnings(), np.errstate(all="ignore"):  # of its p-value, when all runs are equal
@@ -103,7 +100,7 @@ def _probability_of_improvement(ours: Samples, theirs: Samples) -> Estimate:
             shares.append(u / (x.shape[axis] * y.shape[axis]))
         return np.mean(shares, axis=0)
 
-    return _estimate([*ours, *theirs], statistic)
+    return _estimate((*ours, *theirs), statistic)
 
 
 def sample_efficiency(tasks: Sequence[Sequence[Curved]], points: Sequence[float]) -> Curve:
@@ -111,29 +108,44 @@ def sample_efficiency(tasks: Sequence[Sequence[Curved]], points: Sequence[float]
 
     `tasks` has for each task its runs, each a list of (point, score); between two of them is a straight line.
     """
-    at = [[np.interp(points, *np.transpose(run)) for run in runs] for runs in tasks]
-    estimates = [aggregate([[float(run[index]) for run in runs] for runs in at]) for index in range(len(points))]
-    return Curve(list(points), estimates)
+    at = [np.array([np.interp(points, *np.transpose(run)) for run in runs]) for runs in tasks]
+    return Curve(list(points), [_known(*found) for found in zip(*interval(at, _pooled_iqm), strict=True)])
+
+
+def interval(samples: Sequence[Floats], statistic: Statistic = np.mean) -> tuple[Floats, Floats, Floats]:
+    """A statistic of samples of runs [N, ...] and the ends of its 95 % bootstrap interval, NaN for a single run.
+
+    The bootstrap (percentiles) draws runs with replacement, within each sample. Of two or three runs it is the range
+    from the worst to the best of them, of more it is narrower. The draws, and so the results, are the same each time.
+    """
+    value = np.asarray(statistic(*samples, axis=0), np.float64)
+    if min(len(sample) for sample in samples) < 2:
+        return value, np.full_like(value, np.nan), np.full_like(value, np.nan)
+    found = _scipy_stats().bootstrap(
+        samples,
+        statistic,
+        axis=0,
+        n_resamples=RESAMPLES,
+        batch=max(1, 4_000_000 // sum(sample.size for sample in samples)),  # at most 32 megabytes at once
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        vectorized=True,
+        rng=np.random.default_rng(0),
+    )
+    return value, np.asarray(found.confidence_interval.low), np.asarray(found.confidence_interval.high)
+
+
+def _pooled_iqm(*samples: Floats, axis: int) -> Any:
+    return interquartile_mean(np.concatenate(samples, axis=axis), axis=axis)
 
 
 def _frozen(tasks: Sequence[Sequence[float]]) -> Samples:
     return tuple(tuple(map(float, scores)) for scores in tasks)
 
 
-def _estimate(samples: Sequence[Sequence[float]], statistic: Statistic) -> Estimate:
-    """A statistic and the percentiles of its bootstrap distribution; always the same for the same samples."""
-    arrays = [np.asarray(sample, np.float64) for sample in samples]
-    value = float(statistic(*arrays, axis=-1))
-    if min(len(array) for array in arrays) < 2:
-        return Estimate(value)
-    found = _scipy_stats().bootstrap(
-        arrays,
-        statistic,
-        n_resamples=RESAMPLES,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        vectorized=True,
-        rng=np.random.default_rng(0),
-    )
-    interval = found.confidence_interval
-    return Estimate(value, float(interval.low), float(interval.high))
+def _estimate(samples: Samples, statistic: Statistic) -> Estimate:
+    return _known(*interval([np.array(sample) for sample in samples], statistic))
+
+
+def _known(value: Any, low: Any, high: Any) -> Estimate:
+    return Estimate(float(value)) if np.isnan(low) else Estimate(float(value), float(low), float(high))

@@ -15,7 +15,6 @@ from rl_training.zoo.curves import (
     Series,
     common_grid,
     find_run_dirs,
-    interval,
     label_runs,
     make_panels,
     read_run,
@@ -53,30 +52,6 @@ def test_a_series_is_linear_in_between_and_unknown_beyond_its_ends() -> None:
     assert found.tolist() == pytest.approx([NAN, 0, 2, 5, NAN, NAN], nan_ok=True)
     held = sample(Series(array(10, 20), array(0, 5)), array(0, 30, 40), 10.0)
     assert held.tolist() == pytest.approx([0, 5, NAN], nan_ok=True)
-
-
-def test_one_seed_has_no_band() -> None:
-    center, low, high = interval(np.array([[1.0, 2.0]]))
-    assert center.tolist() == [1, 2]
-    assert np.isnan(low).all()
-    assert np.isnan(high).all()
-
-
-def test_the_band_of_three_seeds_is_their_range_and_that_of_many_is_the_textbooks() -> None:
-    center, low, high = interval(np.array([[1.0], [2.0], [6.0]]))
-    assert (center[0], low[0], high[0]) == (3, 1, 6)
-    values = np.random.default_rng(1).normal(size=(40, 1))
-    center, low, high = interval(values)
-    half = 1.96 * values.std() / math.sqrt(40)
-    assert low[0] == pytest.approx(center[0] - half, abs=0.05)
-    assert high[0] == pytest.approx(center[0] + half, abs=0.05)
-    assert interval(values)[1][0] == low[0], "pictures are the same each time"
-
-
-def test_the_interquartile_mean_leaves_the_outer_quarters_out() -> None:
-    values = array(-1000, 1, 2, 3, 4, 5, 6, 1000)[:, None]
-    assert interval(values, "iqm")[0][0] == pytest.approx((2 + 3 + 4 + 5) / 4)
-    assert interval(values, "mean")[0][0] == pytest.approx(21 / 8)
 
 
 # Curves
