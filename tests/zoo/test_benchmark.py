@@ -243,7 +243,9 @@ def test_what_is_done_is_not_done_again_and_more_seeds_are_added(small: Path, ca
     before = {run.path: files_of(run) for run in find_runs(small / "small")}
     arguments = ["zoo", "benchmark", str(small / "small.yaml"), "--output-dir", str(small), "--only", "ppo/cartpole"]
     assert main([*arguments, "--seeds", "2", "--jobs", "1"]) == 0
-    assert "2 of 2 runs done" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "2 of 2 runs done" in out
+    assert f"rl-training report {small / 'small'} --video" in out
     after = find_runs(small / "small")
     assert len(after) == len(before) + 1
     assert {run.path: files_of(run) for run in after if run.path in before} == before

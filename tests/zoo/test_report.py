@@ -18,7 +18,7 @@ from rl_training.zoo.comparison import Figure, read_published
 from rl_training.zoo.manifest import Manifest, TaskResult, read_manifest, write_manifest
 from rl_training.zoo.report import results_page
 from rl_training.zoo.suites import Normalization
-from tests.zoo.test_manifest import run_result, task_result
+from tests.zoo.manifests import run_result, task_result
 
 DOCS = Path(__file__).parents[2] / "docs"
 PUBLISHED = DOCS / "published.yaml"

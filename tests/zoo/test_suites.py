@@ -84,7 +84,7 @@ def test_problems_with_presets_and_settings_are_reported_at_once(tmp_path):
       - {preset: ppo/cartpol}
       - {preset: "*/nothing"}
       - {preset: ppo/cartpole, settings: {algorithm: {gama: 0.9}}}
-      - {preset: ppo/cartpole, settings: {seed: 3}}
+      - {preset: ppo/cartpole, settings: {seed: 3, mlflow: true}}
       - {preset: ppo/pendulum}
       - {preset: dqn/atari}
       - {preset: a2c/cartpole}
@@ -99,6 +99,7 @@ def test_problems_with_presets_and_settings_are_reported_at_once(tmp_path):
         "tasks[1] > preset: no preset matches '*/nothing'",
         "tasks[2] > settings > algorithm: unknown key 'gama'. Did you mean 'gamma'?",
         "tasks[3] > settings: 'seed' is the same for all tasks of a suite",
+        "tasks[3] > settings: 'mlflow' is the same for all tasks of a suite",
         "tasks[4]: no entry of 'normalization' is for Pendulum-v1",
         "tasks[5] > settings: 'env_id' is required: dqn/atari is for all of ALE/*",
         "'a2c/cartpole' and 'a2c/cartpole total_timesteps=500_000' are the same run",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +11,12 @@ import tyro
 
 from rl_training.cli import parsing
 from rl_training.cli.plot_command import say_all
+from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
-from rl_training.zoo.curves import require_plot
+from rl_training.experiment.files import refuse_links, write_text
+from rl_training.zoo.curves import is_run_dir, require_plot
+
+PAGE = "report.html"
 
 
 @documented
@@ -30,9 +35,30 @@ def run(args: list[str]) -> int:
     summary = str(ReportArgs.__doc__).split("\n")[0]
     options = parsing.parse(ReportArgs, args, prog="rl-training report", description=summary)
     require_plot()
-    from rl_training.zoo.run_report import write_report
+    if not os.path.isdir(options.path):
+        problem = "is not a directory" if os.path.lexists(options.path) else "does not exist"
+        raise ConfigError(f"'{options.path}' {problem}: name a run directory, or a directory of runs")
+    place = _place(options.path, options.output)
+    from rl_training.zoo.run_report import run_report
+    from rl_training.zoo.suite_report import suite_report
 
-    place, problems = write_report(options.path, options.output, video=options.video, trust=options.trust)
+    make = run_report if is_run_dir(options.path) else suite_report
+    page, problems = make(options.path, video=options.video, trust=options.trust)
+    write_text(place, page.render())
     say_all(problems)
     print(f"wrote {place}")
     return 0
+
+
+def _place(path: Path, output: Path | None) -> Path:
+    """Where the page goes; refused before any work is done if it cannot."""
+    place = path / PAGE if output is None else output / PAGE if output.is_dir() else output
+    if output is None:
+        refuse_links([place], within=path)
+    if place.suffix != ".html":
+        raise ConfigError(f"output: '{place}' should end in .html")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output: '{place}' cannot be written: {error.strerror}") from error
+    return place

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,6 +152,8 @@ def _say_outcome(outcome: Outcome, log_file: Callable[[Job], Path]) -> None:
     for job in failed:
         print(f"failed: {job.name}: {job.note} (log: {log_file(job)})")
     print(f"manifest: {outcome.directory / MANIFEST}")
+    if outcome.manifest.tasks:
+        print(f"to look at it: rl-training report {shlex.quote(str(outcome.directory))} --video")
     if done < len(outcome.jobs):
         print("to go on: call the same command again")
 

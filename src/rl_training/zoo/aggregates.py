@@ -74,7 +74,7 @@ def learning_curves(manifest: Manifest) -> LearningCurves:
     colors = {name: index for index, name in enumerate(sorted(competitor.algo for competitor in plain))}
     places = sorted({place for competitor in plain for place in competitor.tasks})
     panels = [Panel(place, _lines(plain, place, colors)) for place in places]
-    overall = [_overall(competitor, colors) for competitor in plain]
+    overall = [overall_line(competitor, colors[competitor.algo]) for competitor in plain]
     panels.append(Panel("all of them, normalised", [line for line in overall if line.tasks], in_steps=False))
     return LearningCurves([panel for panel in panels if panel.lines])
 
@@ -89,7 +89,8 @@ def _lines(plain: list[Competitor], place: str, colors: Mapping[str, int]) -> li
     return lines
 
 
-def _overall(competitor: Competitor, colors: Mapping[str, int]) -> Line:
+def overall_line(competitor: Competitor, color: int) -> Line:
+    """The normalised scores of all runs on all environments, over the share of the training."""
     tasks, all_evaluated = [], True
     for task in competitor.tasks.values():
         runs, evaluated = curves_of(task)
@@ -97,7 +98,7 @@ def _overall(competitor: Competitor, colors: Mapping[str, int]) -> Line:
         if runs:
             tasks.append([shares([(x, score(y)) for x, y in run], task.total_timesteps) for run in runs])
             all_evaluated &= evaluated
-    return Line(competitor.label, colors[competitor.algo], tasks, dashed=not all_evaluated)
+    return Line(competitor.label, color, tasks, dashed=not all_evaluated)
 
 
 def curves_of(task: TaskResult) -> tuple[list[Run], bool]:

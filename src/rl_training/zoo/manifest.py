@@ -72,7 +72,7 @@ class RunResult:
     date: str = setting(help="When it was run, in UTC.")
     versions: dict[str, Any] = setting(help="Versions of this package and of what numbers depend on.")
     hardware: dict[str, Any] = setting(help="Processor, cores, threads, device.")
-    git_commit: str | None = setting(None, "Commit of the repository it was run in, with `-dirty` if it had changes.")
+    git_commit: str | None = setting(None, "Commit of where it was run, or of this package; `-dirty` with changes.")
     run: str | None = setting(None, "Name of the run directory.")
     untrained: Evaluated | None = setting(None, "The policy before training.")
     final: Evaluated | None = setting(None, "The policy at the end of training.")

@@ -161,13 +161,18 @@ def panel_charts(page: Page, panels: Sequence[Panel]) -> Html:
 STEPS = {"title": {"text": "environment steps", "standoff": 6}, "hoverformat": ",.0f"}
 
 
+def band_traces(steps: Any, low: Any, high: Any, color: str, label: str) -> list[dict[str, Any]]:
+    """A confidence band: two lines that are not seen, and what is between them."""
+    where = {"type": "scatter", "x": steps, "legendgroup": plot_text(label)}
+    band = {**where, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+    return [{**band, "y": low}, {**band, "fill": "tonexty", "fillcolor": _faint(color), "y": high}]
+
+
 def _band_traces(curve: Curve, color: str) -> list[dict[str, Any]]:
-    """The confidence band: two lines that are not seen, and what is between them."""
     if len(curve.runs) < 2:
         return []
-    band = {**_common(curve), "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
-    fill = {"fill": "tonexty", "fillcolor": _faint(color)}
-    return [{**band, "y": plain_numbers(curve.low)}, {**band, **fill, "y": plain_numbers(curve.high)}]
+    steps, low, high = map(plain_numbers, (curve.steps, curve.low, curve.high))
+    return band_traces(steps, low, high, color, curve.label)
 
 
 def _line_traces(curve: Curve, color: str) -> list[dict[str, Any]]:

@@ -289,8 +289,7 @@ def probability(one: Competitor, other: Competitor) -> str:
     found = None if one is other else one.against(other)
     if found is None:
         return ""
-    decided = found.low is not None and found.high is not None and not found.low <= 0.5 <= found.high
-    return f"**{found.value:.2f}**" if decided else f"{found.value:.2f}"
+    return f"**{found.value:.2f}**" if found.leaves_out(0.5) else f"{found.value:.2f}"
 
 
 def tasks_part(data: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`rl-training report`: one HTML page about a run or a directory of runs, which opens from disk, without a network."""
+"""The page about one run, for `rl-training report`."""
 
 from __future__ import annotations
 
@@ -10,36 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.contracts.errors import CheckpointError, ConfigError, RLTrainingError
+from rl_training.contracts.errors import CheckpointError, RLTrainingError
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.files import read_mapping, refuse_links, write_text
+from rl_training.experiment.files import read_mapping, refuse_links
+from rl_training.experiment.profiling import PROFILE
 from rl_training.experiment.runs import COMMAND
 from rl_training.experiment.yaml_io import dump_yaml
-from rl_training.zoo.curves import (
-    EVALUATION,
-    ROLLOUT,
-    Curve,
-    Panel,
-    RunRecord,
-    Series,
-    find_run_dirs,
-    is_run_dir,
-    label_runs,
-    leaves,
-    make_panels,
-    name_of,
-    numbers,
-    read_run,
-    read_runs,
-    require_plot,
-    shown,
-)
-from rl_training.zoo.films import Film, film_of_run, films_of_suite
+from rl_training.zoo.curves import EVALUATION, ROLLOUT, RunRecord, Series, leaves, numbers, read_run, shown
+from rl_training.zoo.films import Film, film_of_run
 from rl_training.zoo.page import COLORS, Content, Html, Page, element, facts, film, fold, join, section, table
-from rl_training.zoo.plotting import STEPS, caption, panel_charts, plain_numbers, series_trace
-from rl_training.zoo.statistics import CONFIDENCE, interval
+from rl_training.zoo.plotting import STEPS, plain_numbers, series_trace
 
-REPORT, MANIFEST, PROFILE = "report.html", "manifest.json", "profile.json"
+MACHINE = ("git_commit", "hardware", "versions")
+"""Entries of the metadata that say where a run was made."""
 FIRST_EVALUATIONS = 12
 """How many evaluations are shown before the rest is folded."""
 
@@ -55,46 +38,14 @@ GROUPS = {
 """Groups of metrics in the order in which they are shown; others follow."""
 
 
-def write_report(
-    path: Path, output: Path | None = None, *, video: bool = False, trust: bool = False
-) -> tuple[Path, list[str]]:
-    """Write the page of a run or of a directory of runs; return where it is, and what could not be read or filmed.
+def run_report(path: Path, *, video: bool, trust: bool) -> tuple[Page, list[str]]:
+    """The page about a run, and what could not be read or filmed.
 
-    With `video`, an episode is filmed for a run (or, in a directory of runs, for an algorithm on an environment) that
-    has no film yet. `trust` lets a run's config name a module to import for that.
+    With `video`, an episode is filmed if the run has no film yet; `trust` lets its config name a module to import.
     """
-    require_plot()
-    if not os.path.isdir(path):
-        problem = "is not a directory" if os.path.lexists(path) else "does not exist"
-        raise ConfigError(f"'{path}' {problem}: name a run directory, or a directory of runs")
-    place = _place(path, output)
-    if is_run_dir(path):
-        run = read_run(path)
-        found, said = film_of_run(run, record=video, trust=trust)
-        page, problems = run_page(run, found, said), [*run.problems, *said]
-    else:
-        page, problems = _suite(path, video=video, trust=trust)
-    write_text(place, page.render())
-    return place, problems
-
-
-def _place(path: Path, output: Path | None) -> Path:
-    """Where the page goes; refused before any work is done if it cannot."""
-    place = path / REPORT if output is None else output / REPORT if output.is_dir() else output
-    if output is None:
-        refuse_links([place], within=path)
-    if place.suffix != ".html":
-        raise ConfigError(f"output: '{place}' should end in .html")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"output: '{place}' cannot be written: {error.strerror}") from error
-    return place
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# A run
-# ---------------------------------------------------------------------------------------------------------------------
+    run = read_run(path)
+    found, said = film_of_run(run, record=video, trust=trust)
+    return run_page(run, found, said), [*run.problems, *said]
 
 
 def run_page(run: RunRecord, shot: Film | None, said: Sequence[str] = ()) -> Page:
@@ -103,34 +54,36 @@ def run_page(run: RunRecord, shot: Film | None, said: Sequence[str] = ()) -> Pag
     page = Page(f"{title}, seed {run.seed}")
     grade = run.metadata.get("resume_grade")
     chips = [f"seed {run.seed}", run.status, f"resume grade: {shown(grade)}" if grade is not None else None, run.name]
-    page.add(element("header", element("h1", title), _chips(chips), _notes(run, said), _tiles(run)))
-    page.add(section("The agent at work", _films([shot] if shot else [], said)))
+    page.add(element("header", element("h1", title), chip_list(chips), _notes(run, said), _tiles(run)))
+    page.add(section("The agent at work", film_row([shot] if shot else [], said)))
     page.add(section("Learning curves", _return_chart(page, run), *_metric_groups(page, run)))
     page.add(section("Evaluations", _evaluations(run)))
     page.add(section("Where the time went", _time_split(run), _profile(run)))
     page.add(section("Settings", *_settings(run)))
     page.add(section("Starts and resumes", *_history(run)))
-    page.add(section("Machine and versions", _machine(run)))
+    page.add(section("Machine and versions", machine_facts(run)))
     return page
 
 
-def _chips(texts: Sequence[str | None]) -> Html:
+def chip_list(texts: Sequence[str | None]) -> Html:
+    """A few words each, in a row."""
     return element("ul", *(element("li", text) for text in texts if text), class_="chips")
 
 
 def _notes(run: RunRecord, said: Sequence[str]) -> Html | None:
     texts = [f"This run {run.note}." if run.note else None, *run.problems, *said]
     error = run.metadata.get("error")
-    return _warning([*texts, f"It ended with: {shown(error)}" if error and run.status == "failed" else None])
+    return warning_box([*texts, f"It ended with: {shown(error)}" if error and run.status == "failed" else None])
 
 
-def _warning(texts: Sequence[str | None]) -> Html | None:
+def warning_box(texts: Sequence[str | None]) -> Html | None:
+    """What to know before reading on; None if there is nothing."""
     lines = [element("p", text) for text in texts if text]
     return element("div", *lines, class_="warn", role="note") if lines else None
 
 
 def _tiles(run: RunRecord) -> Html:
-    last, seconds, speed = run.last_evaluation, training_seconds(run), _last(run, "time/env_steps_per_second")
+    last, seconds, speed = run.last_evaluation, training_seconds(run), last_value(run, "time/env_steps_per_second")
     total = f" of {run.total_timesteps:,}" if run.total_timesteps else ""
     when = "final evaluation" if last and last.get("final") else "newest evaluation"
     episodes = len(numbers(last.get("returns"))) if last else 0
@@ -149,7 +102,8 @@ def _tiles(run: RunRecord) -> Html:
     return element("div", *tiles, class_="tiles")
 
 
-def _films(films: Sequence[Film], said: Sequence[str] = ()) -> Html:
+def film_row(films: Sequence[Film], said: Sequence[str] = ()) -> Html:
+    """The films side by side, or how to make one."""
     if not films:
         how = "`rl-training report PATH --video` films an episode (with the extra: pip install 'rl-training[video]')"
         return element(
@@ -246,7 +200,7 @@ def _evaluation_row(entry: Mapping[str, Any]) -> list[Content]:
 def _time_split(run: RunRecord) -> Html:
     """The shares of wall time as a bar."""
     names = {"environments": "env", "acting": "policy", "learning": "update"}
-    shares = {name: _last(run, f"time/{key}_fraction") for name, key in names.items()}
+    shares = {name: last_value(run, f"time/{key}_fraction") for name, key in names.items()}
     known = {name: min(max(value, 0.0), 1.0) for name, value in shares.items() if value is not None}
     if not known:
         return element("p", "No times have been logged yet.", class_="soft")
@@ -265,9 +219,17 @@ def _profile(run: RunRecord) -> Html | None:
     if not os.path.lexists(run.path / PROFILE):
         return None
     try:
-        return fold("Profile", data_view(read_mapping(run.path / PROFILE)))
+        data = read_mapping(run.path / PROFILE)
     except CheckpointError as error:
         return element("p", f"The profile cannot be shown: {error}", class_="soft")
+    wall = numbers([data.get("wall_seconds")])
+    rows: list[list[Content]] = []
+    for part in _list(data.get("parts")):
+        own = numbers([part.get("own_seconds")]) if isinstance(part, dict) else []
+        if own:
+            share = f"{own[0] / wall[0]:.1%}" if wall and wall[0] > 0 else "-"
+            rows.append([shown(part.get("name")), f"{own[0]:,.2f}", share, _number(part.get("calls"), ",.0f")])
+    return fold("Profile", table(["part", "seconds", "share", "calls"], rows, numeric=(1, 2, 3)))
 
 
 def _settings(run: RunRecord) -> list[Html]:
@@ -306,10 +268,9 @@ def _history(run: RunRecord) -> list[Html]:
     rows: list[list[Content]] = []
     for number, entry in enumerate(starts):
         more = ", ".join(f"{key}: {shown(value)}" for key, value in entry.items() if key not in _HISTORY_SHOWN)
-        total = entry.get("total_timesteps")
-        goal = f"{total:,}" if type(total) is int else shown(total)
-        rows.append(["started" if number == 0 else f"resumed ({number})", shown(entry.get("started")), goal, more])
-    parts = [table(["", "when (UTC)", "to step", ""], rows, numeric=(2,))] if rows else []
+        steps = [_number(entry.get(key), ",.0f") for key in ("from_step", "total_timesteps")]
+        rows.append(["started" if number == 0 else f"resumed ({number})", shown(entry.get("started")), *steps, more])
+    parts = [table(["", "when (UTC)", "from step", "to step", ""], rows, numeric=(2, 3))] if rows else []
     if not rows:
         parts.append(element("p", "Its metadata has no history.", class_="soft"))
     reason = run.metadata.get("stop_reason")
@@ -319,7 +280,7 @@ def _history(run: RunRecord) -> list[Html]:
     return [*parts, fold("Commands", element("pre", commands))] if commands else parts
 
 
-_HISTORY_SHOWN = ("started", "total_timesteps")
+_HISTORY_SHOWN = ("started", "from_step", "total_timesteps")
 
 
 def _commands(run: RunRecord) -> str:
@@ -331,10 +292,8 @@ def _commands(run: RunRecord) -> str:
         return ""
 
 
-_MACHINE = ("git_commit", "hardware", "versions")
-
-
-def _machine(run: RunRecord, keys: Sequence[str] = ("created", "environment", *_MACHINE)) -> Html:
+def machine_facts(run: RunRecord, keys: Sequence[str] = ("created", "environment", *MACHINE)) -> Html:
+    """Where a run was made, and with what."""
     entries: dict[str, Content] = {}
     for key in keys:
         value = run.metadata.get(key)
@@ -376,242 +335,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3_600:,.1f} h"
 
 
-def _last(run: RunRecord, metric: str) -> float | None:
+def last_value(run: RunRecord, metric: str) -> float | None:
+    """The newest value of a metric."""
     return float(run.series[metric].values[-1]) if metric in run.series else None
 
 
 def _number(value: Any, spec: str) -> str:
     found = numbers([value])
     return format(found[0], spec) if found else "-"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# A suite
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def _suite(path: Path, *, video: bool, trust: bool) -> tuple[Page, list[str]]:
-    paths, _ = find_run_dirs([path])
-    runs, problems = read_runs(paths)
-    if not runs:
-        raise ConfigError(["no run can be read", *problems])
-    try:
-        panels, left_out = make_panels(runs)
-    except ConfigError as error:
-        panels, left_out = [], error.problems[:1]
-    labels = label_runs(runs)
-    films, said = films_of_suite(runs, labels, record=video, trust=trust)
-    manifest, unread = _manifest(path)
-    problems = [*problems, *left_out, *said, *unread]
-    name = next((found for key in ("suite", "name") if isinstance(found := manifest.get(key), str)), name_of(path))
-    return suite_page(name, runs, labels, panels, films, manifest, problems), problems
-
-
-def _manifest(path: Path) -> tuple[dict[str, Any], list[str]]:
-    if not os.path.lexists(path / MANIFEST):
-        return {}, []
-    try:
-        return read_mapping(path / MANIFEST), []
-    except CheckpointError as error:
-        return {}, [str(error)]
-
-
-def suite_page(
-    name: str,
-    runs: Sequence[RunRecord],
-    labels: Sequence[str],
-    panels: Sequence[Panel],
-    films: Sequence[Film],
-    manifest: Mapping[str, Any],
-    problems: Sequence[str],
-) -> Page:
-    """The page about many runs."""
-    page = Page(name)
-    counts = {
-        "runs": len(runs),
-        "finished": sum(run.status == "finished" for run in runs),
-        "environments": len({run.environment for run in runs}),
-        "algorithms": len({run.algo for run in runs}),
-    }
-    chips = [f"{number} {text if number != 1 else text.removesuffix('s')}" for text, number in counts.items()]
-    page.add(element("header", element("h1", name), _chips(chips), _warning(problems)))
-    if panels:
-        page.add(section("Results", element("p", _RESULTS_NOTE, class_="soft"), _results(panels)))
-        page.add(section("Learning curves", element("p", caption(), class_="soft"), panel_charts(page, panels)))
-    page.add(section("The agents at work", _films(films)))
-    page.add(section("Runs", _overview(runs, labels)))
-    page.add(section("Settings", *_group_settings(runs, labels)))
-    if manifest:
-        page.add(section("Manifest", data_view(manifest)))
-    page.add(section("Machines and versions", *_machines(runs)))
-    return page
-
-
-_RESULTS_NOTE = (
-    "Evaluations at the end of training (or, where no seed has ended, the newest): mean over seeds, its "
-    f"{CONFIDENCE:.0%} bootstrap interval, and the worst and the best seed. A single seed has no interval."
-)
-
-
-def _results(panels: Sequence[Panel]) -> Html:
-    head = ["environment", "algorithm", "seeds", "mean return", "interval", "worst", "best"]
-    rows = [_result_row(panel.environment, curve) for panel in panels for curve in panel.curves]
-    return table(head, rows, numeric=range(2, len(head)))
-
-
-def _result_row(environment: str, curve: Curve) -> list[Content]:
-    newest = [last for run in curve.runs if (last := run.last_evaluation)]
-    if not newest:
-        return [environment, curve.label, len(curve.runs), "not evaluated", "-", "-", "-"]
-    # a run that was stopped half way is no sample of what the others reached at their end
-    finals = [entry["mean"] for entry in [entry for entry in newest if entry.get("final")] or newest]
-    mean, low, high = map(float, interval([np.array(finals, float)]))
-    band = "-" if len(finals) < 2 else f"{low:,.1f} to {high:,.1f}"
-    extremes = [f"{min(finals):,.1f}", f"{max(finals):,.1f}"]
-    seeds = str(len(finals)) + (f" of {len(curve.runs)}" if len(finals) < len(curve.runs) else "")
-    return [environment, curve.label, seeds, f"{mean:,.1f}", band, *extremes]
-
-
-def _overview(runs: Sequence[RunRecord], labels: Sequence[str]) -> Html:
-    head = [
-        "run",
-        "environment",
-        "algorithm",
-        "seed",
-        "status",
-        "resume grade",
-        "steps",
-        "return",
-        "best",
-        "time",
-        "steps/s",
-    ]
-    rows: list[list[Content]] = []
-    for run, label in zip(runs, labels, strict=True):
-        last, seconds, speed = run.last_evaluation, training_seconds(run), _last(run, "time/env_steps_per_second")
-        facts_of_run = [run.name, run.environment, label, shown(run.seed), run.status]
-        numbers_of_run = [
-            f"{run.env_steps:,}",
-            f"{last['mean']:,.1f}" if last else "-",
-            f"{run.best_return:,.1f}" if run.best_return is not None else "-",
-            duration(seconds) if seconds is not None else "-",
-            f"{speed:,.0f}" if speed is not None else "-",
-        ]
-        rows.append([*facts_of_run, shown(run.metadata.get("resume_grade")), *numbers_of_run])
-    return table(head, rows, numeric=(3, *range(6, len(head))))
-
-
-def _group_settings(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Html]:
-    """For each algorithm on each environment, what differs from the defaults (of its first run)."""
-    first: dict[tuple[str, str], RunRecord] = {}
-    for run, label in zip(runs, labels, strict=True):
-        first.setdefault((run.environment, label), run)
-    parts = []
-    for (environment, label), run in first.items():
-        found = differences(run.config) or {}
-        rows = [
-            [element("code", name), shown(value), shown(default)]
-            for name, (value, default) in found.items()
-            if name not in ("seed", "output_dir")
-        ]
-        parts.append(fold(f"{label} on {environment}", table(["setting", "value", "default"], rows)))
-    return parts
-
-
-def _machines(runs: Sequence[RunRecord]) -> list[Html]:
-    """Each machine with its versions, once."""
-    found: dict[str, RunRecord] = {}
-    for run in runs:
-        found.setdefault(shown({key: run.metadata.get(key) for key in _MACHINE}), run)
-    if len(found) == 1:
-        return [_machine(runs[0], _MACHINE)]
-    return [fold(f"Of {run.name} and others like it", _machine(run, _MACHINE)) for run in found.values()]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Files whose form is not known here
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def data_view(data: Any, depth: int = 0) -> Html:
-    """Plain data as tables: mappings and lists of mappings become rows, what is nested deeper is folded."""
-    rows = _records(data)
-    if rows is not None:
-        return _record_table(rows[:MAX_ROWS], depth)
-    if not isinstance(data, dict):
-        return element("p", _cell(data))
-    plain = {str(key): _cell(value) for key, value in data.items() if not _is_nested(value)}
-    nested = {str(key): value for key, value in data.items() if _is_nested(value)}
-    parts: list[Html] = [facts(plain)] if plain else []
-    for key, value in nested.items():
-        deeper = _deeper(value, depth)
-        parts.append(join([element("h3", key), deeper]) if depth == 0 else fold(key, deeper))
-    return join(parts)
-
-
-def _record_table(rows: Sequence[dict[str, Any]], depth: int) -> Html:
-    """A table of what fits into cells, and for each row what does not, folded."""
-    flat = [_with_numbers(row) for row in rows]
-    columns = [
-        key
-        for key in dict.fromkeys(key for row in flat for key in row)
-        if not any(_is_nested(row.get(key)) for row in flat)
-    ]
-    parts = [table(columns, [[_cell(row.get(key)) for key in columns] for row in flat])] if columns else []
-    for number, (row, short) in enumerate(zip(rows, flat, strict=True), 1):
-        rest = {key: value for key, value in row.items() if key not in columns and _is_nested(value)}
-        if rest:
-            name = " ".join(_cell(short[key]) for key in columns[:1] if key in short)
-            inside = [join([element("h3", key), _deeper(value, depth)]) for key, value in rest.items()]
-            parts.append(fold(f"More of {name or number}", *inside))
-    return join(parts)
-
-
-def _with_numbers(row: dict[str, Any]) -> dict[str, Any]:
-    """A row in which a mapping of numbers (an evaluation: mean, deviation, ...) became columns of their own."""
-    found: dict[str, Any] = {}
-    for key, value in row.items():
-        if isinstance(value, dict) and value and all(_is_numeric(item) for item in value.values()):
-            found.update({f"{key}.{name}": item for name, item in value.items() if not isinstance(item, list)})
-        else:
-            found[str(key)] = value
-    return found
-
-
-def _is_numeric(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(_is_numeric(item) and not isinstance(item, list) for item in value)
-    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
-
-
-def _deeper(value: Any, depth: int) -> Html:
-    if depth < MAX_NESTING:
-        return data_view(value, depth + 1)
-    return element("pre", shown(value)[:MAX_TEXT])
-
-
-MAX_ROWS, MAX_NESTING, MAX_TEXT, MAX_LIST = 1_000, 6, 5_000, 12
-
-
-def _records(data: Any) -> list[dict[str, Any]] | None:
-    """A list of mappings as it is; a mapping of several mappings with its keys as the first column; else None."""
-    if isinstance(data, list) and data and all(isinstance(item, dict) for item in data):
-        return data
-    if isinstance(data, dict) and len(data) > 1 and all(isinstance(item, dict) for item in data.values()):
-        return [{"": key, **item} for key, item in data.items()]
-    return None
-
-
-def _is_nested(value: Any) -> bool:
-    if isinstance(value, dict):
-        return bool(value)
-    return isinstance(value, list) and (len(value) > MAX_LIST or any(isinstance(item, (dict, list)) for item in value))
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if type(value) is int:
-        return f"{value:,}" if abs(value) >= 10_000 else str(value)
-    text = shown(value)
-    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."

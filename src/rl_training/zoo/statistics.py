@@ -39,6 +39,10 @@ class Estimate:
     low: float | None = None
     high: float | None = None
 
+    def leaves_out(self, value: float) -> bool:
+        """Whether a value is outside the interval, so that chance is unlikely to be the reason for a difference."""
+        return self.low is not None and self.high is not None and not self.low <= value <= self.high
+
 
 @dataclass(frozen=True)
 class Curve:

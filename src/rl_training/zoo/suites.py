@@ -27,6 +27,7 @@ Judged = Literal["final", "best"]
 SUITES_OWN = frozenset(
     {"algo", "seed", "output_dir", "num_threads", "init_from", "eval_every", "eval_episodes", "checkpoint_every"}
     | {"checkpoint_keep", "checkpoint_best", "stop_reward", "stop_patience", "max_seconds", "video_every", "wandb"}
+    | {"mlflow"}
 )
 """Settings that the suite decides for all of its runs; a task may change any other."""
 
