@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -298,6 +299,18 @@ def test_eval_with_video(cli: Cli, run_dir: Path, tmp_path: Path) -> None:
     pytest.importorskip("moviepy")
     assert cli("eval", run_dir, "--num-episodes", 1, "--video", "--video-dir", tmp_path) == 0
     assert f"videos in {tmp_path}" in cli.out
+    assert len(list(tmp_path.glob("*.mp4"))) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is always a screen")
+def test_a_machine_without_a_screen_films_without_complaints(run_dir: Path, tmp_path: Path) -> None:
+    pytest.importorskip("moviepy")
+    screen = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER", "XDG_RUNTIME_DIR")
+    environment = {name: value for name, value in os.environ.items() if name not in screen}
+    options = ["--num-episodes", "1", "--video", "--video-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "rl_training.cli", "eval", str(run_dir), *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    assert "XDG_RUNTIME_DIR" not in done.stderr
     assert len(list(tmp_path.glob("*.mp4"))) == 1
 
 

@@ -17,7 +17,7 @@ import pytest
 from rl_training import TrainConfig
 from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError, ConfigError
-from rl_training.experiment import runs
+from rl_training.experiment import metadata, runs
 from rl_training.experiment.runs import RunDirectory, find_runs
 from rl_training.runs import make_run_dir
 
@@ -126,7 +126,7 @@ def test_what_is_known_at_the_start_is_written(tmp_path: Path) -> None:
     assert (run.path / "command.txt").read_text().strip()
 
 
-def test_the_git_commit_is_that_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_git_commit_is_of_the_place_or_of_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = tmp_path / "repository"
     repository.mkdir()
 
@@ -144,15 +144,24 @@ def test_the_git_commit_is_that_of_the_working_directory(tmp_path: Path, monkeyp
     assert begun(tmp_path / "out").metadata()["git_commit"] == git("rev-parse", "HEAD") + "-dirty"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    installed = repository / "environment" / "metadata.py"  # inside a repository, but not a part of it
+    installed.parent.mkdir()
+    installed.touch()
+    monkeypatch.setattr(metadata, "__file__", str(installed))
     assert begun(tmp_path / "out").metadata()["git_commit"] is None
+    git("add", ".")
+    git("commit", "--quiet", "-m", "second")
+    metadata._git_commit.cache_clear()
+    assert begun(tmp_path / "out").metadata()["git_commit"] == git("rev-parse", "HEAD")
 
 
 def test_a_second_start_keeps_the_history_and_the_identity(tmp_path: Path) -> None:
     run = begun(tmp_path, best_return=3.0)
     first = run.metadata()
-    run.begin(a_config(tmp_path, total_timesteps=200), "cpu", environment={"source": "id"})
+    run.begin(a_config(tmp_path, total_timesteps=200), "cpu", 50, environment={"source": "id"})
     second = run.metadata()
     assert [entry["total_timesteps"] for entry in second["history"]] == [100_000, 200]
+    assert [entry["from_step"] for entry in second["history"]] == [0, 50]
     assert second["run_id"] == first["run_id"]
     assert second["best_return"] == 3.0
     assert len((run.path / "command.txt").read_text().splitlines()) == 2

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from rl_training.version import __version__
@@ -59,17 +60,23 @@ def command_line() -> str:
 
 
 def git_commit() -> str | None:
-    """The commit of the working directory's repository, with `-dirty` if it has changes; None outside of one."""
-    return _git_commit(os.getcwd())
+    """The commit of the working directory's repository, with `-dirty` if it has changes.
+
+    Outside of one it is that of the clone that this package is run from; None if there is no such either.
+    """
+    here = Path(__file__)
+    return _git_commit(os.getcwd()) or _git_commit(str(here.parent), here.name)
 
 
 @functools.cache  # what was imported stays, whatever is edited while a run goes on; and checkpoints ask often
-def _git_commit(directory: str) -> str | None:
+def _git_commit(directory: str, tracked: str | None = None) -> str | None:
     def git(*args: str) -> str:
         command = ["git", "-C", directory, *args]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
+        if tracked is not None:  # where this package is installed may lie in the repository of something else
+            git("ls-files", "--error-unmatch", tracked)
         return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
         return None

@@ -93,8 +93,8 @@ class RunDirectory:
         for path in tidy_checkpoints(self.path / "checkpoints", env_steps):
             warnings.warn(f"a damaged checkpoint was put aside as {path}", stacklevel=2)
 
-    def begin(self, config: TrainConfig, device: str, **facts: Any) -> None:
-        """Write what is known at the start."""
+    def begin(self, config: TrainConfig, device: str, from_step: int = 0, **facts: Any) -> None:
+        """Write what is known at the start, be it the first one or a resume from a later step."""
         write_text(self.path / CONFIG, config.to_yaml())
         append_line(self.path / COMMAND, command_line())
         before = self.metadata() if (self.path / METADATA).exists() else {}
@@ -102,7 +102,8 @@ class RunDirectory:
         earlier = before.get("history", [])
         if not isinstance(earlier, list):
             raise CheckpointError(f"{self.path / METADATA}: is damaged: 'history' is not a list")
-        history = [*earlier, {"started": data["created"], "total_timesteps": config.total_timesteps}]
+        start = {"started": data["created"], "from_step": from_step, "total_timesteps": config.total_timesteps}
+        history = [*earlier, start]
         fresh = {
             "run_id": uuid.uuid4().hex[:12],
             "env_steps": 0,

@@ -260,7 +260,8 @@ def run_experiment(
         if progress:
             said = f"resume grade: {grade}" + (f" ({obstacle})" if obstacle else "")
         environment = describe_environment(experiment)
-        run_dir.begin(this, str(experiment.device), environment=environment, resume_grade=grade)
+        steps = experiment.trainer.env_steps
+        run_dir.begin(this, str(experiment.device), steps, environment=environment, resume_grade=grade)
     _warn_if_schedules_are_over(experiment)
     try:
         user = as_callbacks(callback)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +33,8 @@ def recording_env(
 ) -> AutoresetAdapter:
     """One environment that writes its first episodes to `directory` as mp4."""
     require_video()
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame complains of the screen that is not needed
     env = make("rgb_array")
     if env.render_mode != "rgb_array":
         raise EnvError(f"{env} cannot be filmed: its render modes are {env.metadata.get('render_modes')}")
