@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -14,6 +14,9 @@ from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
 from rl_training.zoo.curves import find_run_dirs, make_panels, read_runs, require_plot
+
+if TYPE_CHECKING:
+    from rl_training.zoo.manifest import Manifest
 
 
 @documented
@@ -30,7 +33,7 @@ class PlotArgs:
     smooth: float = setting(0.0, "Smoothing of each run, as TensorBoard's: 0 is none, towards 1 is more.")
     average: Literal["mean", "iqm"] = setting("mean", "Over seeds: the mean, or the mean of the middle half.")
     output: Path = setting(Path("curves"), "File (.png, .svg, .pdf or .html); without a suffix a .png and an .html.")
-    csv: Path | None = setting(None, "Directory to write tables to, as CSV: runs, metrics and curves.")
+    csv: Path | None = setting(None, "Directory to write tables to, as CSV: runs, metrics, curves, results.")
     parquet: Path | None = setting(None, "Directory to write the same tables to, as Parquet.")
 
 
@@ -50,7 +53,9 @@ def run(args: list[str]) -> int:
     say_all([*notes, *problems, *left_out])
     written = write_plots(panels, options.output, smooth=options.smooth, average=options.average)
     if options.csv is not None or options.parquet is not None:
-        tables = make_tables(runs, panels)
+        manifests, unread = _manifests(options.paths, paths)
+        say_all(unread)
+        tables = make_tables(runs, panels, manifests)
         written += write_csv(options.csv, tables) if options.csv is not None else []
         written += write_parquet(options.parquet, tables) if options.parquet is not None else []
     for panel in panels:
@@ -58,6 +63,16 @@ def run(args: list[str]) -> int:
             print(printable(f"{panel.environment}: {curve.label}, {len(curve.runs)} seed(s), {panel.metric}"))
     print("\n".join(f"wrote {path}" for path in written))
     return 0
+
+
+def _manifests(named: Iterable[Path], runs: Iterable[Path]) -> tuple[list[Manifest], list[str]]:
+    """Those of the benchmarks whose directories were named, or lie below what was; and notes on those left out."""
+    from rl_training.zoo.manifest import manifest_of
+
+    named = set(named)
+    places = {path.parent: None for path in runs if named & {path.parent, *path.parent.parents}}
+    found = [manifest_of(place) for place in places]
+    return [manifest for manifest, _ in found if manifest], [note for _, notes in found for note in notes]
 
 
 def say_all(problems: Iterable[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.contracts.batches import EvaluationResult
-from rl_training.contracts.errors import ConfigError
+from rl_training.contracts.errors import ConfigError, RLTrainingError
 from rl_training.contracts.settings import documented, setting
 from rl_training.envs.atari import is_atari
 from rl_training.experiment.config import TrainConfig
@@ -160,6 +161,18 @@ def read_manifest(path: Path) -> Manifest:
         raise ConfigError(problems)
     assert isinstance(manifest, Manifest)
     return manifest
+
+
+def manifest_of(directory: Path) -> tuple[Manifest | None, list[str]]:
+    """What a benchmark has collected in a directory, if it has anything; and why that cannot be shown."""
+    path = directory / MANIFEST
+    if not os.path.lexists(path):
+        return None, []
+    try:
+        manifest = read_manifest(path)
+    except RLTrainingError as error:
+        return None, [f"the manifest is not shown: {error}"]
+    return (manifest if manifest.tasks else None), []
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:

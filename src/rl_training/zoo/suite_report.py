@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from rl_training.contracts.errors import ConfigError, RLTrainingError
+from rl_training.contracts.errors import ConfigError
 from rl_training.zoo.benchmark_parts import benchmark_parts
 from rl_training.zoo.curves import (
     Curve,
@@ -22,7 +21,7 @@ from rl_training.zoo.curves import (
     shown,
 )
 from rl_training.zoo.films import Film, films_of_suite
-from rl_training.zoo.manifest import MANIFEST, Manifest, read_manifest
+from rl_training.zoo.manifest import Manifest, manifest_of
 from rl_training.zoo.page import Content, Html, Page, element, fold, section, table
 from rl_training.zoo.plotting import caption, panel_charts
 from rl_training.zoo.run_report import (
@@ -51,21 +50,10 @@ def suite_report(path: Path, *, video: bool, trust: bool) -> tuple[Page, list[st
         panels, left_out = [], error.problems[:1]
     labels = label_runs(runs)
     films, said = films_of_suite(runs, labels, record=video, trust=trust)
-    manifest, unread = _manifest(path)
+    manifest, unread = manifest_of(path)
     problems = [*problems, *left_out, *said, *unread]
     name = name_of(path) if manifest is None else manifest.suite
     return suite_page(name, runs, labels, panels, films, manifest, problems), problems
-
-
-def _manifest(path: Path) -> tuple[Manifest | None, list[str]]:
-    """What the benchmark has collected, if it has something; and why that cannot be shown."""
-    if not os.path.lexists(path / MANIFEST):
-        return None, []
-    try:
-        manifest = read_manifest(path / MANIFEST)
-    except RLTrainingError as error:
-        return None, [f"the manifest is not shown: {error}"]
-    return (manifest if manifest.tasks else None), []
 
 
 def suite_page(

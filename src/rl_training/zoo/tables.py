@@ -1,7 +1,8 @@
 """Runs and curves as tables, in CSV and Parquet, for other tools.
 
-Three tables, in long form: `runs` (one row per run: what it is, how it ended, and its settings), `metrics` (every value
-of every metric of every run) and `curves` (what was drawn: averages over seeds with their bands).
+In long form: `runs` (one row per run: what it is, how it ended, and its settings), `metrics` (every value of every
+metric of every run), `curves` (what was drawn: averages over seeds with their bands), and of benchmarks `results` (one
+row per seed of each task: what the manifest says).
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from rl_training.contracts.errors import CheckpointError, ConfigError
 from rl_training.contracts.state import MAX_NUMBER
+from rl_training.zoo.aggregates import place_of
 from rl_training.zoo.curves import Panel, RunRecord, clean, label_runs, leaves, shown
+from rl_training.zoo.manifest import Evaluated, Manifest, RunResult, TaskResult
 
 Row = dict[str, Any]
 
@@ -31,13 +34,15 @@ class Table:
         return len(next(iter(self.columns.values()), []))
 
 
-def make_tables(runs: Sequence[RunRecord], panels: Sequence[Panel]) -> list[Table]:
-    """The three tables."""
+def make_tables(runs: Sequence[RunRecord], panels: Sequence[Panel], manifests: Sequence[Manifest] = ()) -> list[Table]:
+    """All tables; `results` only if there are manifests."""
     labels = label_runs(runs)
+    results = [_result_row(found, task, run) for found in manifests for task in found.tasks for run in task.runs]
     return [
         _table("runs", [_run_row(run, label) for run, label in zip(runs, labels, strict=True)]),
         _table("metrics", [row for run, label in zip(runs, labels, strict=True) for row in _metric_rows(run, label)]),
         _table("curves", [row for panel in panels for row in _curve_rows(panel)]),
+        *([_table("results", results)] if results else []),
     ]
 
 
@@ -115,6 +120,28 @@ def _curve_rows(panel: Panel) -> Iterator[Row]:
         for step, center, low, high, count in zip(*(column.tolist() for column in columns), strict=True):
             numbers = {"step": float(step), "value": center, "low": _known(low), "high": _known(high), "seeds": count}
             yield {**identity, **numbers}
+
+
+def _result_row(manifest: Manifest, task: TaskResult, run: RunResult) -> Row:
+    """A seed of a task: its score, all evaluations, and what it was measured with."""
+    judged = run.judged(task.judge)
+    row = {
+        "suite": manifest.suite,
+        "task": task.name,
+        "environment": place_of(task),
+        "score": None if judged is None else judged.mean,
+        "normalized_score": None if judged is None else task.normalization.score(judged.mean),
+        **{name: getattr(task, name) for name in ("preset", "algo", "judge", "total_timesteps", "config_hash")},
+    }
+    for item in fields(RunResult):
+        value = getattr(run, item.name)
+        if isinstance(value, Evaluated):
+            row |= {f"{item.name}.{part}": getattr(value, part) for part in ("mean", "std", "episodes", "step")}
+        elif isinstance(value, dict):
+            row |= {f"{item.name}.{key}": part for key, part in value.items()}
+        elif not isinstance(value, list):  # curves are in `metrics`
+            row[item.name] = value
+    return row
 
 
 def _identity(run: RunRecord, label: str) -> Row:

@@ -16,6 +16,8 @@ from pyarrow import parquet
 from rl_training.cli import main
 from rl_training.experiment.runs import RunDirectory
 from rl_training.zoo import curves
+from rl_training.zoo.manifest import Manifest, write_manifest
+from tests.zoo.manifests import run_result, task_result
 from tests.zoo.pictures.made_up import write_run
 from tests.zoo.pictures.pages import Parsed, assert_self_contained
 
@@ -156,6 +158,28 @@ def test_tables_hold_runs_metrics_and_curves(plot: Any, suite: Path, tmp_path: P
     assert drawn[-1]["value"] == pytest.approx(np.mean(at_end))
     assert (drawn[-1]["low"], drawn[-1]["high"]) == (min(at_end), max(at_end))
     assert drawn[-1]["seeds"] == 3
+
+
+def test_the_manifest_of_a_benchmark_is_a_table(plot: Any, tmp_path: Path) -> None:
+    points = [(10, 1.0), (20, 2.0)]
+    run = write_run(tmp_path / "runs" / "mine" / "a", evaluations=points)
+    ppo = task_result("ppo/cartpole", run_result(0, 50.0), run_result(1, 70.0, git_commit=None))
+    manifest = Manifest(1, "mine", [ppo, task_result("dqn/cartpole", run_result(0, 20.0), judge="best")])
+    write_manifest(tmp_path / "runs" / "mine" / "manifest.json", manifest)
+    assert plot("runs", "--csv", "tables", "--parquet", "tables")[0] == 0
+    first, second, third = parquet.read_table(tmp_path / "tables" / "results.parquet").to_pylist()
+    expected = {
+        "suite": "mine", "task": "ppo/cartpole", "environment": "CartPole-v1", "score": 50.0, "normalized_score": 0.5,
+        "config_hash": ppo.config_hash, "seed": 0, "final.mean": 50.0, "final.episodes": 20, "untrained.mean": 10.0,
+        "wall_seconds": 2.0, "env_steps_per_second": 500.0, "versions.torch": "2.13.0", "hardware.cpu": "abacus",
+        "git_commit": "0123456789abcdef", "date": "2026-01-31T00:00:00+00:00",
+    }  # fmt: skip
+    assert {name: first[name] for name in expected} == expected
+    assert (second["seed"], second["score"], second["git_commit"]) == (1, 70.0, None)
+    assert (third["judge"], third["score"], third["final.mean"]) == ("best", None, 20.0)
+    assert (tmp_path / "tables" / "results.csv").read_text().startswith("suite,task,environment,score,")
+    assert plot(run, "--csv", "of-a-run")[0] == 0
+    assert not (tmp_path / "of-a-run" / "results.csv").exists(), "the benchmark was not asked for"
 
 
 def test_runs_that_are_not_whole_are_said_and_the_others_drawn(plot: Any, suite: Path, tmp_path: Path) -> None:
