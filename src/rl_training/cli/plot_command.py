@@ -13,7 +13,8 @@ import tyro
 from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
-from rl_training.zoo.curves import find_run_dirs, make_panels, read_runs, require_plot
+from rl_training.zoo.curves import make_panels, require_plot
+from rl_training.zoo.records import find_run_dirs, read_runs
 
 if TYPE_CHECKING:
     from rl_training.zoo.manifest import Manifest

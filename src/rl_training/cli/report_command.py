@@ -14,7 +14,8 @@ from rl_training.cli.plot_command import say_all
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
 from rl_training.experiment.files import refuse_links, write_text
-from rl_training.zoo.curves import is_run_dir, require_plot
+from rl_training.zoo.curves import require_plot
+from rl_training.zoo.records import is_run_dir
 
 PAGE = "report.html"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rl_training.contracts.errors import CheckpointError
 from rl_training.experiment.files import refuse_links
 from rl_training.experiment.video import require_video
-from rl_training.zoo.curves import RunRecord
+from rl_training.zoo.records import RunRecord
 
 MAX_FILM, MAX_FILMS = 20_000_000, 60_000_000
 """Bytes of one film in a page, and of all: pages that are larger open slowly or not at all."""

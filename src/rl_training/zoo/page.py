@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
-from rl_training.zoo.curves import clean
+from rl_training.zoo.records import clean
 
 COLORS = ("#2f7fc1", "#d9722b", "#2f9e6b", "#c2508f", "#8a6fd1", "#b08c1e", "#3aa0a8", "#c9504a", "#7b8794", "#6b9e2f")
 """Told apart on white and on dark ground; in this order by the colour-blind as well."""

@@ -12,8 +12,9 @@ import numpy as np
 
 from rl_training.contracts.errors import CheckpointError, ConfigError
 from rl_training.experiment.files import write_text
-from rl_training.zoo.curves import EVALUATION, ROLLOUT, Average, Curve, Panel, Series, clean
+from rl_training.zoo.curves import Average, Curve, Panel
 from rl_training.zoo.page import COLORS, Html, Page, element, fold, join, plot_text, table
+from rl_training.zoo.records import EVALUATION, ROLLOUT, Series, clean
 from rl_training.zoo.statistics import CONFIDENCE, Floats
 
 PICTURES = (".png", ".svg", ".pdf")

@@ -16,10 +16,10 @@ from rl_training.experiment.files import read_mapping, refuse_links
 from rl_training.experiment.profiling import PROFILE
 from rl_training.experiment.runs import COMMAND
 from rl_training.experiment.yaml_io import dump_yaml
-from rl_training.zoo.curves import EVALUATION, ROLLOUT, RunRecord, Series, leaves, numbers, read_run, shown
 from rl_training.zoo.films import Film, film_of_run
 from rl_training.zoo.page import COLORS, Content, Html, Page, element, facts, film, fold, join, section, table
 from rl_training.zoo.plotting import STEPS, plain_numbers, series_trace
+from rl_training.zoo.records import EVALUATION, ROLLOUT, RunRecord, Series, leaves, numbers, read_run, shown
 
 MACHINE = ("git_commit", "hardware", "versions")
 """Entries of the metadata that say where a run was made."""

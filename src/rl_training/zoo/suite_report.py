@@ -9,21 +9,12 @@ import numpy as np
 
 from rl_training.contracts.errors import ConfigError
 from rl_training.zoo.benchmark_parts import benchmark_parts
-from rl_training.zoo.curves import (
-    Curve,
-    Panel,
-    RunRecord,
-    find_run_dirs,
-    label_runs,
-    make_panels,
-    name_of,
-    read_runs,
-    shown,
-)
+from rl_training.zoo.curves import Curve, Panel, label_runs, make_panels
 from rl_training.zoo.films import Film, films_of_suite
 from rl_training.zoo.manifest import Manifest, manifest_of
 from rl_training.zoo.page import Content, Html, Page, element, fold, section, table
 from rl_training.zoo.plotting import caption, panel_charts
+from rl_training.zoo.records import RunRecord, find_run_dirs, name_of, read_runs, shown
 from rl_training.zoo.run_report import (
     MACHINE,
     chip_list,

@@ -17,8 +17,9 @@ from typing import Any
 from rl_training.contracts.errors import CheckpointError, ConfigError
 from rl_training.contracts.state import MAX_NUMBER
 from rl_training.zoo.aggregates import place_of
-from rl_training.zoo.curves import Panel, RunRecord, clean, label_runs, leaves, shown
+from rl_training.zoo.curves import Panel, label_runs
 from rl_training.zoo.manifest import Evaluated, Manifest, RunResult, TaskResult
+from rl_training.zoo.records import RunRecord, clean, leaves, shown
 
 Row = dict[str, Any]
 

@@ -11,17 +11,8 @@ import pytest
 
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.schedule import Linear
-from rl_training.zoo.curves import (
-    Series,
-    common_grid,
-    find_run_dirs,
-    label_runs,
-    make_panels,
-    read_run,
-    read_runs,
-    sample,
-    smoothed,
-)
+from rl_training.zoo.curves import common_grid, label_runs, make_panels, sample, smoothed
+from rl_training.zoo.records import Series, find_run_dirs, read_run, read_runs
 from tests.zoo.pictures.made_up import write_run
 
 NAN = math.nan

@@ -16,8 +16,8 @@ from rl_training.cli import main
 from rl_training.experiment import video
 from rl_training.experiment.session import resume
 from rl_training.zoo import curves, films
-from rl_training.zoo.curves import read_run
 from rl_training.zoo.manifest import Manifest, write_manifest
+from rl_training.zoo.records import read_run
 from rl_training.zoo.run_report import differences, duration, training_seconds
 from tests.zoo.manifests import run_result, task_result
 from tests.zoo.pictures.made_up import write_run
