@@ -182,7 +182,7 @@ def test_threads_are_left_to_each_side(monkeypatch):
 )
 def test_what_went_wrong_in_a_process_is_said(code, message, tmp_path):
     with pytest.raises(harness.SideError, match=message):
-        harness.run_side("ours", ["-c", code], tmp_path, timeout=2 if "sleep" in code else 30)
+        harness.run_side("ours", ["-c", code], tmp_path, timeout=0.5 if "sleep" in code else 30)
 
 
 def test_the_last_line_of_a_process_is_its_result(tmp_path):
