@@ -19,6 +19,10 @@ ARGS ?=
 # Test processes side by side; each imports torch, so more than the cores is slower.
 TEST_WORKERS ?= 2
 
+# Runs of each side and task in `make bench`, and where the peers' environments are made.
+BENCH_REPEATS ?= 3
+PEERS ?= .peers
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -28,7 +32,7 @@ VENV_MADE := $(VENV)/.made
 CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
 
-.PHONY: help train test lint types contracts docs test-fast test-learning test-soak test-browser format clean
+.PHONY: help train test lint types contracts docs test-fast test-learning test-soak test-browser bench format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -65,6 +69,14 @@ test-browser: $(DEV) ## The pages of plot and report in a real browser (Chromium
 		command -v $$name >/dev/null && exit 0; done; \
 		echo 'error: there is no Chromium here. Install it (Debian: apt-get install chromium) and try again.' >&2; exit 1
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
+
+# A side that fails is shown on the page, and does not keep the others from it: hence the minus signs.
+bench: $(DEV) ## Speed against other packages, and its page in the docs: 35 minutes on an idle machine (BENCH_REPEATS, PEERS)
+	-@$(BIN)/python benchmarks/throughput.py --repeats $(BENCH_REPEATS) --environments $(PEERS)
+	-@$(BIN)/python benchmarks/costs.py --environments $(PEERS)
+	-@$(BIN)/python benchmarks/frame_replay.py
+	-@$(BIN)/python benchmarks/scaling.py
+	@$(BIN)/python benchmarks/page.py
 
 format: $(DEV) ## Format the code, and mend what ruff can mend
 	@$(BIN)/python -m ruff check --fix-only --quiet .

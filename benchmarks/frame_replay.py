@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.harness import RESULTS, about
 
 from rl_training.contracts.batches import Progress, Step
 from rl_training.contracts.random import random_stream
@@ -25,9 +29,8 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.samplers import ReplaySampler, UniformIndexer
 from rl_training.envs.atari import AtariAdapter, AtariConfig, make_native_games
 from rl_training.experiment.files import write_json
-from rl_training.experiment.metadata import collect_metadata
 
-OUTPUT = Path(__file__).parent / "results" / "frame_replay.json"
+OUTPUT = RESULTS / "frame_replay.json"
 NUM_ENVS = 8
 BATCH = 32
 NUM_BATCHES = 200
@@ -104,7 +107,7 @@ def main() -> None:
     }
     for name, value in results.items():
         print(f"{name}: {value}")
-    write_json(args.output, {"results": results, "about": collect_metadata()})
+    write_json(args.output, {"results": results, "about": about()})
 
 
 if __name__ == "__main__":

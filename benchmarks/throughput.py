@@ -1,138 +1,147 @@
 """Speed of this package and of its peers on the same machine, in turns: environment steps per second, all included.
 
-    python benchmarks/throughput.py                                     # every task, every peer, 5 repeats: an hour
+    python benchmarks/throughput.py                                     # every task, every peer: about 25 minutes
     python benchmarks/throughput.py --task ppo_cartpole --peers sb3,sbx --repeats 5
 
 Each peer gets a virtual environment of its own, made when it is first needed (`--environments` says where; the default
 is `.peers` in the root of the repository). The sides take turns, one process for each run. Peers are first tried with
-one thread and with as many as there are cores, and the faster setting is kept; this package chooses for itself.
+one thread and with as many as there are cores, in shorter runs, and the faster setting is kept; this package chooses
+for itself.
 
 What is compared is what a user gets by default. Here that is a run directory with metrics, TensorBoard files,
 checkpoints and checks of every number, but no evaluations, because the peers do not evaluate unless they are told to.
-Times begin at a step by which everything has been compiled and every kind of update been made (`sides/tasks.py`);
-`seconds_to_start` is the time from the start of the process to that step. Results are merged into the output file task
-by task.
+Settings are the same on all sides (`sides/tasks.py`). Times begin at a step by which everything has been compiled and
+every kind of update been made. The time that a long run takes from the start of its process is computed from that;
+`--full` measures it instead, with one run for each side, which takes another half an hour.
+
+Results are merged into the output file task by task. A side that fails is named there, and the others go on.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import dataclasses
 import os
 import statistics
-import subprocess
 import sys
-import venv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rl_training.experiment.files import read_json, write_json
-from rl_training.experiment.metadata import collect_metadata
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.harness import (
+    ENVIRONMENTS,
+    PEERS,
+    RESULTS,
+    SideError,
+    about,
+    merge_results,
+    run_side,
+    script,
+)
+from benchmarks.sides.tasks import TASKS, Task
+from benchmarks.summaries import fastest, ratios
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE / "sides"))
-from tasks import TASKS  # noqa: E402 - read by every side, in environments without this package
+OUTPUT = RESULTS / "throughput.json"
+TRIAL = 0.3
+"""Share of a task's measured steps in runs that only choose the number of threads."""
 
-OUTPUT = HERE / "results" / "throughput.json"
-SHARED = ["gymnasium==1.4.0", "numpy==2.4.6", "mujoco==4.0.0", "imageio==2.38.1", "packaging==26.3"]
-PEERS = {
-    "sb3": ["torch==2.13.0", "stable-baselines3", "sb3-contrib", "ale-py==0.12.1", "opencv-python==5.0.0.93", *SHARED],
-    "sbx": ["torch==2.13.0", "sbx-rl", *SHARED],
-}
-"""What is installed for each peer, beside what it asks for itself."""
-
-
-def python_of(side: str, environments: Path) -> Path:
-    """The interpreter of a side; for a peer, its environment is made first if there is none."""
-    if side == "ours":
-        return Path(sys.executable)
-    directory = environments / side
-    python = directory / "bin" / "python"
-    made = directory / ".made"
-    if not made.exists():
-        print(f"making an environment for {side} in {directory} ...", flush=True)
-        venv.create(directory, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PEERS[side]], check=True)
-        made.touch()
-    return python
+Runner = Callable[[str, int, int], dict[str, Any]]
+"""Runs one side with a number of threads (0: its own choice) up to a step, and says what it measured."""
 
 
-def run_once(side: str, task: str, threads: int, environments: Path) -> dict[str, Any]:
-    """One process, from start to end; what it measured."""
-    command = [
-        str(python_of(side, environments)),
-        str(HERE / "sides" / f"run_{side}.py"),
-        task,
-        "--threads",
-        str(threads),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)} if threads else dict(os.environ)
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise SystemExit(f"{side} {task} failed:\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    print(f"  {side:<5} {threads or 'own':>3} threads  {found['steps_per_second']:>10,.0f} steps/s", flush=True)
-    return found
+def runner(task: str, environments: Path) -> Runner:
+    """Runs in processes."""
+
+    def run(side: str, threads: int, steps: int) -> dict[str, Any]:
+        command = script(f"run_{side}.py", task, "--threads", str(threads), "--steps", str(steps))
+        found = run_side(side, command, environments, threads=threads)
+        used = found["threads"] or "own"
+        print(f"  {side:<5}{used:>4} threads  {found['steps_per_second']:>10,.1f} steps/s", flush=True)
+        return found
+
+    return run
 
 
-def best_threads(side: str, task: str, environments: Path) -> int:
-    """The number of threads with which a peer is fastest; 0 leaves the choice to this package."""
-    if side == "ours":
-        return 0
-    tried = {n: run_once(side, task, n, environments)["steps_per_second"] for n in sorted({1, os.cpu_count() or 1})}
-    return max(tried, key=lambda n: tried[n])
+@dataclasses.dataclass
+class Side:
+    """One side of a comparison, as it is written down."""
+
+    threads: int = 0
+    """0 is the side's own choice."""
+    trials: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Speed in the trial with each number of threads."""
+    runs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    full: dict[str, Any] | None = None
+    """A run of `Task.total` steps."""
+    error: str | None = None
+    """Why there are fewer runs than wanted."""
 
 
-def summary(runs: list[dict[str, Any]], threads: int) -> dict[str, Any]:
-    """The median of every number, and how far the speeds lie apart."""
-    speeds = [run["steps_per_second"] for run in runs]
-    numbers = [name for name, value in runs[0].items() if isinstance(value, float)]
+def compare(task: Task, peers: list[str], repeats: int, run: Runner, *, full: bool = False) -> dict[str, Side]:
+    """All sides of one task, in turns. A side that failed is not tried again."""
+    sides = {name: Side() for name in ["ours", *(peer for peer in peers if peer in task.peers)]}
+
+    def choose_threads(name: str, side: Side) -> None:
+        if name != "ours":
+            for threads in sorted({1, os.cpu_count() or 1}):
+                side.trials[str(threads)] = run(name, threads, task.measuring(TRIAL).steps)["steps_per_second"]
+            side.threads = fastest(side.trials)
+
+    def measure(name: str, side: Side) -> None:
+        side.runs.append(run(name, side.threads, task.steps))
+
+    def measure_full(name: str, side: Side) -> None:
+        side.full = run(name, side.threads, task.total)
+
+    for turn in [choose_threads, *[measure] * repeats, *[measure_full] * bool(full and task.total)]:
+        for name, side in sides.items():
+            if side.error is None:
+                try:
+                    turn(name, side)
+                except SideError as error:
+                    side.error = str(error)
+                    print(f"  {name} failed: {error}", flush=True)
+    return sides
+
+
+def record(task: Task, sides: dict[str, Side], repeats: int) -> dict[str, Any]:
+    """A task's part of the output file."""
     return {
-        **{name: round(statistics.median(run[name] for run in runs), 2) for name in numbers},
-        "slowest": round(min(speeds), 2),
-        "fastest": round(max(speeds), 2),
-        "repeats": len(runs),
-        "threads": threads or "chosen by the package",
-        "versions": runs[0]["versions"],
+        "task": dataclasses.asdict(task),
+        "repeats": repeats,
+        "sides": {name: dataclasses.asdict(side) for name, side in sides.items()},
+        "about": about(),
     }
 
 
-def compare(task: str, peers: list[str], repeats: int, environments: Path) -> dict[str, Any]:
-    """All sides of one task, in turns."""
-    print(task, flush=True)
-    sides = ["ours", *[peer for peer in peers if peer in TASKS[task].peers]]
-    threads = {side: best_threads(side, task, environments) for side in sides}
-    runs: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
-    for _ in range(repeats):
-        for side in sides:
-            runs[side].append(run_once(side, task, threads[side], environments))
-    found = {side: summary(runs[side], threads[side]) for side in sides}
-    pairs = {side: zip(runs["ours"], runs[side], strict=True) for side in sides[1:]}
-    ratios = {
-        side: [round(ours["steps_per_second"] / its["steps_per_second"], 3) for ours, its in both]
-        for side, both in pairs.items()
-    }
-    for side, values in ratios.items():
-        print(f"  {statistics.median(values):.2f} times as fast as {side}", flush=True)
-    return {"sides": found, "times_faster_than": ratios, "about": collect_metadata(), "load": os.getloadavg()[0]}
-
-
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--peers", default=",".join(PEERS), help="peers, with commas between them")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--environments", type=Path, default=HERE.parent / ".peers")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--share", type=float, default=1.0, help="of each task's measured steps; less is quicker")
+    parser.add_argument("--full", action="store_true", help="also runs of 20 000 steps, where these are of interest")
+    parser.add_argument("--environments", type=Path, default=ENVIRONMENTS)
     parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()
     peers = [peer for peer in args.peers.split(",") if peer]
     if unknown := [peer for peer in peers if peer not in PEERS]:
         parser.error(f"unknown peers: {', '.join(unknown)}; known are {', '.join(PEERS)}")
-    for task in args.task:
-        results = read_json(args.output) if args.output.is_file() else {}
-        results[task] = compare(task, peers, args.repeats, args.environments)
-        write_json(args.output, results)
+    failed = []
+    for name in args.task:
+        print(name, flush=True)
+        task = TASKS[name].measuring(args.share)
+        sides = compare(task, peers, args.repeats, runner(name, args.environments), full=args.full)
+        merge_results(args.output, "tasks", {name: record(task, sides, args.repeats)})
+        failed += [f"{name}, {side}: {found.error}" for side, found in sides.items() if found.error]
+        for side, found in sides.items():
+            if side != "ours" and (times := ratios(sides["ours"].runs, found.runs)):
+                print(f"  {statistics.median(times):.2f} times as fast as {side}", flush=True)
+    for text in failed:
+        print(f"failed: {text}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,10 +10,11 @@ from tasks import Task
 
 
 def config_of(task: Task, threads: int, directory: str) -> dict[str, Any]:
-    sizes = [] if task.atari else list(task.sizes)  # the encoder of images brings its own
-    network: dict[str, Any] = {"actor_sizes": sizes, "critic_sizes": sizes}
+    """The config of a run, without what depends on nobody's choice."""
+    sizes = list(task.sizes)  # after the encoder, if observations are images
+    network: dict[str, Any] = {"actor_sizes": sizes, "critic_sizes": sizes, "activation": task.activation}
     if task.algo == "dqn":
-        network = {"sizes": sizes}
+        network = {"sizes": sizes, "activation": task.activation}
     elif task.atari:
         network["shared"] = True
     return {
@@ -29,17 +30,23 @@ def config_of(task: Task, threads: int, directory: str) -> dict[str, Any]:
 
 
 def side(task: Task, threads: int, clock: Clock) -> None:
+    import torch
+
     from rl_training.experiment.config import Layer, resolve
     from rl_training.experiment.session import train
 
     clock.mark("imported")
+    clock.await_first_step(task.env_id)
 
     def watch(run: Any) -> None:
-        if run.env_steps >= task.start:
+        if run.env_steps >= task.start and clock.threads is None:
+            clock.threads = torch.get_num_threads()
             clock.mark("start")
 
     with tempfile.TemporaryDirectory() as directory:
-        train(resolve([Layer(config_of(task, threads, directory), "benchmark")]), callback=watch, progress=False)
+        config = resolve([Layer(config_of(task, threads, directory), "benchmark")])
+        train(config, callback=watch, progress=False)
+        clock.mark("end")
 
 
 if __name__ == "__main__":

@@ -7,45 +7,92 @@ from typing import Any
 from clock import Clock, run
 from tasks import Task
 
+SAME = {
+    "learning_rate": "learning_rate",
+    "gamma": "gamma",
+    "gae_lambda": "gae_lambda",
+    "clip_coef": "clip_range",
+    "clip_value_coef": "clip_range_vf",
+    "ent_coef": "ent_coef",
+    "normalize_advantage": "normalize_advantage",
+    "target_kl": "target_kl",
+    "max_grad_norm": "max_grad_norm",
+    "num_epochs": "n_epochs",
+    "minibatch_size": "batch_size",
+    "batch_size": "batch_size",
+    "buffer_size": "buffer_size",
+    "learning_starts": "learning_starts",
+    "tau": "tau",
+    "target_noise": "target_policy_noise",
+    "target_noise_clip": "target_noise_clip",
+}
+"""Settings that have another name at most."""
+FIXED = {"double": False, "loss": "huber", "initial_temperature": 1.0, "sequence_length": None}
+"""Settings of ours that are no choice there, and what they are."""
 
-def arguments(task: Task) -> tuple[str, dict[str, Any]]:
-    """Policy and keyword arguments of a model, from a task's settings."""
+
+def arguments(task: Task, activations: dict[str, Any], left_out: tuple[str, ...] = ()) -> tuple[str, dict[str, Any]]:
+    """Policy and keyword arguments of a model. `left_out` are arguments that a model does not have."""
     own = dict(task.settings)
-    kwargs: dict[str, Any] = {"learning_rate": own.pop("learning_rate"), "seed": 0}
+    for name, value in FIXED.items():
+        assert own.pop(name, value) == value, f"{name} cannot be set"
+    optimizer, memory, noise = own.pop("optimizer"), own.pop("memory", None), own.pop("noise", {"kind": "none"})
+    assert optimizer["name"] == "adam"
+    policy: dict[str, Any] = {"optimizer_kwargs": {"eps": optimizer["eps"]}}
+    kwargs: dict[str, Any] = {"seed": 0}
+    num_steps = own.pop("num_steps")
     if "ppo" in task.algo:
-        kwargs |= {
-            "n_steps": own.pop("num_steps"),
-            "n_epochs": own.pop("num_epochs"),
-            "batch_size": own.pop("minibatch_size"),
-            "ent_coef": own.pop("ent_coef"),
-        }
+        kwargs |= {"n_steps": num_steps, "vf_coef": own.pop("vf_coef") / 2}  # of the whole squared error
     else:
-        kwargs |= {name: own.pop(name) for name in ("batch_size", "buffer_size", "learning_starts")}
+        kwargs |= {"train_freq": num_steps, "gradient_steps": round(own.pop("updates_per_step") * num_steps)}
     if task.algo == "dqn":
-        every = own.pop("num_steps")
-        kwargs["train_freq"] = every
-        kwargs["gradient_steps"] = round(own.pop("updates_per_step") * every)
-        kwargs["target_update_interval"] = own.pop("target_update_every") * every
-    if "tau" in own:
-        kwargs |= {"tau": own.pop("tau"), "train_freq": 1, "gradient_steps": 1}
-    assert not own, f"no translation for {own}"
+        epsilon = own.pop("epsilon")
+        kwargs |= {
+            "exploration_initial_eps": epsilon["start"],
+            "exploration_final_eps": epsilon["end"],
+            "exploration_fraction": epsilon["until"],
+            "target_update_interval": round(own.pop("target_update_every") * num_steps / kwargs["gradient_steps"]),
+        }
+    if task.algo in ("sac", "td3"):
+        assert own.pop("max_grad_norm") is None, "gradients are not clipped there"
+        policy["n_critics"] = own.pop("num_critics")
+    if task.algo == "sac":
+        assert own.pop("temperature") is None
+        assert own.pop("policy_delay") == 1, "the actor learns in every step there"
+        kwargs |= {"ent_coef": "auto", "target_entropy": own.pop("target_entropy") or "auto"}
+    elif task.algo == "td3":
+        kwargs["policy_delay"] = own.pop("policy_delay")
+    if noise["kind"] == "gaussian":
+        kwargs["action_noise"] = gaussian(task.env_id, noise["std"])
+    if memory is not None:
+        assert memory["kind"] == "lstm"
+        assert memory["critic"] == "separate"
+        policy |= {"lstm_hidden_size": memory["size"], "n_lstm_layers": 1, "enable_critic_lstm": True}
+    kwargs |= {SAME[name]: value for name, value in own.items()}
+    for name in left_out:
+        kwargs.pop(name, None)
     if task.atari:
-        return "CnnPolicy", kwargs
-    kwargs["policy_kwargs"] = {"net_arch": list(task.sizes)}
+        return "CnnPolicy", {**kwargs, "policy_kwargs": {**policy, "net_arch": []}}
+    policy |= {"net_arch": list(task.sizes), "activation_fn": activations[task.activation]}
+    kwargs["policy_kwargs"] = policy
     return ("MlpLstmPolicy" if task.algo == "recurrent_ppo" else "MlpPolicy"), kwargs
 
 
-def side(task: Task, threads: int, clock: Clock) -> None:
-    import sb3_contrib
-    import stable_baselines3
-    import torch
-    from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.env_util import make_atari_env, make_vec_env
-    from stable_baselines3.common.vec_env import VecFrameStack
+def gaussian(env_id: str, std: float) -> Any:
+    """Noise on actions, which these packages leave to their users."""
+    import gymnasium
+    import numpy as np
+    from stable_baselines3.common.noise import NormalActionNoise
 
-    clock.mark("imported")
-    if threads:
-        torch.set_num_threads(threads)
+    env = gymnasium.make(env_id)
+    shape = env.action_space.shape
+    env.close()
+    return NormalActionNoise(np.zeros(shape), np.full(shape, std))
+
+
+def watcher(task: Task, clock: Clock) -> Any:
+    """A callback that marks the start: the first step after the one that the task names, and so after its update."""
+    from stable_baselines3.common.callbacks import BaseCallback
 
     class Watch(BaseCallback):
         def _on_step(self) -> bool:
@@ -53,6 +100,20 @@ def side(task: Task, threads: int, clock: Clock) -> None:
                 clock.mark("start")
             return True
 
+    return Watch()
+
+
+def side(task: Task, threads: int, clock: Clock) -> None:
+    import sb3_contrib
+    import stable_baselines3
+    import torch
+    from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+    from stable_baselines3.common.vec_env import VecFrameStack
+
+    clock.mark("imported")
+    if threads:
+        torch.set_num_threads(threads)
+    clock.await_first_step(task.env_id)
     if task.atari:
         import ale_py
         import gymnasium
@@ -70,8 +131,11 @@ def side(task: Task, threads: int, clock: Clock) -> None:
         "td3": stable_baselines3.TD3,
         "recurrent_ppo": sb3_contrib.RecurrentPPO,
     }
-    policy, kwargs = arguments(task)
-    classes[task.algo](policy, env, device="cpu", **kwargs).learn(task.steps, callback=Watch())
+    policy, kwargs = arguments(task, {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU})
+    model = classes[task.algo](policy, env, device="cpu", **kwargs)
+    clock.threads = torch.get_num_threads()
+    model.learn(task.steps, callback=watcher(task, clock))
+    clock.mark("end")
 
 
 if __name__ == "__main__":

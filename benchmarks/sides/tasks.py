@@ -1,12 +1,14 @@
 """What is compared: the same work for every side, in this package's words. Plain Python, read in every environment.
 
-Settings that a task does not name are the defaults that all sides share. `start` is the step from which speed is
-measured: by then networks are compiled, replay has something in it, and every kind of update has been made.
+A task names every setting that the sides could see differently, also where defaults happen to agree. `start` is the
+step from which speed is measured: by then networks are compiled, replay has something in it, and every kind of update
+has been made.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -14,86 +16,195 @@ from typing import Any
 class Task:
     """One comparison."""
 
+    title: str
     algo: str
     env_id: str
     steps: int
     start: int
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any]
     num_envs: int = 1
     peers: tuple[str, ...] = ("sb3", "sbx")
     sizes: tuple[int, ...] = (64, 64)
+    activation: str = "relu"
     atari: bool = False
+    total: int = 0
+    """Steps for which also the time from the start of the process is of interest; 0 for none."""
+
+    @property
+    def iteration(self) -> int:
+        """Steps between updates: a run cannot end elsewhere."""
+        return int(self.settings["num_steps"]) * self.num_envs
+
+    def measuring(self, share: float) -> Task:
+        """The same task with a share of its measured steps, in whole iterations and at least one of them."""
+        wanted = (self.steps - self.start) * share / self.iteration
+        return dataclasses.replace(self, steps=self.start + max(1, round(wanted)) * self.iteration)
 
 
-ACTOR_CRITIC = {"learning_rate": 3e-4, "batch_size": 256, "buffer_size": 100_000, "learning_starts": 100, "tau": 0.005}
+PPO = {
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "clip_coef": 0.2,
+    "clip_value_coef": None,
+    "vf_coef": 1.0,  # of half the squared error
+    "max_grad_norm": 0.5,
+    "normalize_advantage": True,
+    "target_kl": None,
+    "optimizer": {"name": "adam", "eps": 1e-5},
+}
+PPO_8_ENVS = {
+    **PPO,
+    "num_steps": 128,
+    "num_epochs": 4,
+    "minibatch_size": 256,
+    "learning_rate": 2.5e-4,
+    "ent_coef": 0.01,
+}
+DQN = {
+    "gamma": 0.99,
+    "tau": 1.0,
+    "double": False,
+    "loss": "huber",
+    "max_grad_norm": 10.0,
+    "epsilon": {"schedule": "linear", "start": 1.0, "end": 0.05, "until": 0.1},
+    "optimizer": {"name": "adam", "eps": 1e-8},
+}
+ACTOR_CRITIC = {
+    "gamma": 0.99,
+    "learning_rate": 3e-4,
+    "batch_size": 256,
+    "buffer_size": 100_000,
+    "learning_starts": 100,
+    "num_steps": 1,
+    "updates_per_step": 1.0,
+    "tau": 0.005,
+    "num_critics": 2,
+    "max_grad_norm": None,
+    "optimizer": {"name": "adam", "eps": 1e-8},
+}
 
 TASKS: dict[str, Task] = {
     "ppo_cartpole": Task(
+        "PPO, CartPole-v1",
         "ppo",
         "CartPole-v1",
-        steps=65_536,
+        steps=57_344,
         start=8_192,
         num_envs=8,
-        settings={"num_steps": 128, "num_epochs": 4, "minibatch_size": 256, "learning_rate": 2.5e-4, "ent_coef": 0.01},
+        settings=PPO_8_ENVS,
+        activation="tanh",
     ),
     "ppo_halfcheetah": Task(
+        "PPO, HalfCheetah-v5",
         "ppo",
         "HalfCheetah-v5",
         steps=12_288,
         start=2_048,
-        settings={"num_steps": 2048, "num_epochs": 10, "minibatch_size": 64, "learning_rate": 3e-4, "ent_coef": 0.0},
+        settings={
+            **PPO,
+            "num_steps": 2048,
+            "num_epochs": 10,
+            "minibatch_size": 64,
+            "learning_rate": 3e-4,
+            "ent_coef": 0.0,
+        },
+        activation="tanh",
     ),
     "dqn_cartpole": Task(
+        "DQN, CartPole-v1",
         "dqn",
         "CartPole-v1",
-        steps=8_000,
-        start=1_500,
+        steps=6_000,
+        start=1_000,
         settings={
+            **DQN,
             "learning_rate": 1e-3,
             "batch_size": 64,
             "buffer_size": 50_000,
-            "learning_starts": 1_000,
+            "learning_starts": 500,
             "num_steps": 1,
             "updates_per_step": 1.0,
-            "target_update_every": 500,
+            "target_update_every": 250,
         },
     ),
-    "sac_halfcheetah": Task("sac", "HalfCheetah-v5", steps=1_500, start=400, settings=ACTOR_CRITIC, sizes=(256, 256)),
-    "td3_halfcheetah": Task("td3", "HalfCheetah-v5", steps=2_400, start=400, settings=ACTOR_CRITIC, sizes=(256, 256)),
+    "sac_halfcheetah": Task(
+        "SAC, HalfCheetah-v5",
+        "sac",
+        "HalfCheetah-v5",
+        steps=1_200,
+        start=400,
+        settings={
+            **ACTOR_CRITIC,
+            "temperature": None,
+            "initial_temperature": 1.0,
+            "target_entropy": None,
+            "policy_delay": 1,
+            "noise": {"kind": "none"},
+        },
+        sizes=(256, 256),
+        total=20_000,
+    ),
+    "td3_halfcheetah": Task(
+        "TD3, HalfCheetah-v5",
+        "td3",
+        "HalfCheetah-v5",
+        steps=2_000,
+        start=400,
+        settings={
+            **ACTOR_CRITIC,
+            "policy_delay": 2,
+            "target_noise": 0.2,
+            "target_noise_clip": 0.5,
+            "noise": {"kind": "gaussian", "std": 0.1},
+        },
+        sizes=(256, 256),
+        total=20_000,
+    ),
     "ppo_pong": Task(
+        "PPO, Pong",
         "ppo",
         "ALE/Pong-v5",
-        steps=6_144,
+        steps=5_120,
         start=1_024,
         num_envs=8,
-        settings={"num_steps": 128, "num_epochs": 4, "minibatch_size": 256, "learning_rate": 2.5e-4, "ent_coef": 0.01},
+        settings=PPO_8_ENVS,
         peers=("sb3",),
+        sizes=(),
         atari=True,
     ),
     "dqn_pong": Task(
+        "DQN, Pong",
         "dqn",
         "ALE/Pong-v5",
-        steps=3_600,
-        start=1_600,
+        steps=2_400,
+        start=800,
         settings={
+            **DQN,
             "learning_rate": 1e-4,
             "batch_size": 32,
             "buffer_size": 100_000,
-            "learning_starts": 1_000,
+            "learning_starts": 500,
             "num_steps": 4,
             "updates_per_step": 0.25,
             "target_update_every": 250,
         },
         peers=("sb3",),
+        sizes=(),
         atari=True,
     ),
     "recurrent_ppo_cartpole": Task(
+        "RecurrentPPO, CartPole-v1",
         "recurrent_ppo",
         "CartPole-v1",
         steps=8_192,
         start=2_048,
         num_envs=8,
-        settings={"num_steps": 128, "num_epochs": 4, "minibatch_size": 256, "learning_rate": 2.5e-4, "ent_coef": 0.01},
+        settings={
+            **PPO_8_ENVS,
+            "sequence_length": None,  # gradients go back through whole rollouts, as they do in sb3-contrib
+            "memory": {"kind": "lstm", "size": 64, "critic": "separate"},
+        },
         peers=("sb3",),
+        activation="tanh",
     ),
 }

@@ -1,0 +1,53 @@
+"""One run of this package for a few seconds, given a config as JSON: its speed, and where its time went."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from typing import Any
+
+WARM_UP = 5
+"""Iterations that are not measured, after those without updates."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("config")
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--spawned", type=float, default=None, help="not used here")
+    args = parser.parse_args()
+
+    import torch
+
+    from rl_training.experiment.config import Layer, resolve
+    from rl_training.experiment.session import train
+
+    moments: list[dict[str, float]] = []
+    warm = 0
+    until = float("inf")
+    threads = 0
+
+    def watch(run: Any) -> None:
+        nonlocal warm, until, threads
+        if run.updates:
+            warm += 1
+        if warm == WARM_UP:
+            threads = torch.get_num_threads()
+            moments.append({"steps": run.env_steps, **run.metrics()})
+            until = time.perf_counter() + args.seconds
+        elif warm > WARM_UP and time.perf_counter() > until and len(moments) == 1:
+            moments.append({"steps": run.env_steps, **run.metrics()})
+            run.stop("measured")
+
+    with tempfile.TemporaryDirectory() as directory:
+        given = {**json.loads(args.config), "eval_every": 0, "total_timesteps": 10**9, "output_dir": directory}
+        train(resolve([Layer(given, "benchmark")]), callback=watch, progress=False)
+    wanted = ("steps", "time/")
+    before, after = ({name: value for name, value in m.items() if name.startswith(wanted)} for m in moments)
+    print(json.dumps({"before": before, "after": after, "threads": threads}))
+
+
+if __name__ == "__main__":
+    main()
