@@ -35,6 +35,7 @@ from rl_training.experiment.logging import ProgressCallback
 from rl_training.experiment.restoring import load_experiment
 from rl_training.experiment.runs import RunDirectory
 from rl_training.experiment.session import save_experiment
+from rl_training.policies.acting import ArrayNetwork
 from rl_training.policies.noisy import NoisyLinear
 from rl_training.policies.parameters import ParameterStore
 from rl_training.policies.recording import Recorded
@@ -69,7 +70,9 @@ def is_ours(value: Any) -> bool:
     root = type(value).__module__.split(".")[0]
     return isinstance(value, nn.Module) or (
         (root == "rl_training" or type(value).__module__ == __name__)
-        and not isinstance(value, (type, tuple, types.FunctionType, Recorded))  # kernels, noted anew by every process
+        and not isinstance(
+            value, (type, tuple, types.FunctionType, Recorded, ArrayNetwork)
+        )  # made anew by every process
         and not isinstance(value, VectorEnv)  # Gymnasium's state, whose snapshots have tests of their own
         and hasattr(value, "__dict__")
     )

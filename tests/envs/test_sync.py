@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from rl_training.envs.sync import SequentialVectorEnv
+from rl_training.envs.sync import Infos, SequentialVectorEnv
 
 
 class Odd(gym.Env):
@@ -43,6 +43,7 @@ SPACES = {
 
 
 def same(mine, its):
+    mine = dict(mine) if isinstance(mine, Infos) else mine
     assert type(mine) is type(its)
     if isinstance(mine, dict):
         assert mine.keys() == its.keys()
@@ -90,3 +91,27 @@ def test_what_is_wrong_is_refused_as_by_gymnasium():
             break
     with pytest.raises(AssertionError):  # an episode that is over must be reset first
         env.step(np.array([1, 0]))
+
+
+@pytest.mark.parametrize("given", [np.zeros(1), np.zeros((3, 1)), np.float32(0.0)])
+def test_an_observation_of_another_shape_is_refused(given):
+    class Wrong(Odd):
+        def observe(self):
+            return given
+
+    env = SequentialVectorEnv([lambda: Wrong(BOX)] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    env.observations = np.zeros((2, 3), np.float32)
+    with pytest.raises(ValueError, match=r"shape|dimensionality"):
+        env.step(np.zeros((2, 2), np.float32))
+
+
+def test_observations_may_be_lists():
+    class Listing(Odd):
+        def observe(self):
+            return [0.25, 0.5, 0.75]
+
+    env = SequentialVectorEnv([lambda: Listing(BOX)] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    env.reset(seed=0)
+    obs, *_ = env.step(np.zeros((2, 2), np.float32))
+    assert obs.dtype == np.float32
+    assert obs.tolist() == [[0.25, 0.5, 0.75]] * 2

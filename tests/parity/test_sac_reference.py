@@ -210,10 +210,12 @@ def test_equal_seeds_almost_equal_numbers_in_single_precision(changes):
     assert_same_learning(ours, theirs, SINGLE)
 
 
-def test_what_is_collected_before_the_first_gradient_step_is_equal_in_every_bit():
+def test_what_is_collected_before_the_first_gradient_step_is_equal():
     ours, theirs = run_both(settings(total_timesteps=101))
     assert len(ours.updates) == 1
-    assert_same_data(ours, theirs)
+    for name, column in ours.replay.items():  # in every bit as long as actions are random, then the actor acts
+        np.testing.assert_array_equal(column[:100], theirs.replay[name][:100], err_msg=name)
+        np.testing.assert_allclose(column, theirs.replay[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.usefixtures("double_precision")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from rl_training.contracts.algorithm import Algorithm
 from rl_training.contracts.arrays import ArrayObservation, map_observation
+from rl_training.contracts.batches import RolloutBatch
 from rl_training.contracts.schedule import ScheduleOrFloat
 from rl_training.contracts.settings import choices, documented, log_uniform, setting, uniform
 from rl_training.contracts.spec import BoxActions, EnvSpec, OnPolicyConfig
@@ -63,6 +65,8 @@ class AdvantageAlgorithm(Algorithm[AdvantageConfigT], Generic[AdvantageConfigT])
     def estimate_returns(self, rollout: RolloutBuffer) -> None:
         """Advantages and returns of a rollout, bootstrapped at its end and at every truncated episode."""
         assert rollout.last_obs is not None
+        if not rollout.is_judged:
+            rollout.take_judgement(*self.policy.judge(*rollout.rows_to_judge(self.device)))
         final_obs = rollout.stacked_final_obs()
         rollout.compute_returns_and_advantages(
             last_value=self._values(rollout.last_obs),
@@ -74,10 +78,13 @@ class AdvantageAlgorithm(Algorithm[AdvantageConfigT], Generic[AdvantageConfigT])
     def _values(self, obs: ArrayObservation) -> torch.Tensor:
         return self.policy.value(map_observation(lambda x: torch.from_numpy(x).to(self.device), obs)).cpu()
 
-    def minibatches(self, num_rows: int, size: int) -> list[torch.Tensor]:
+    def minibatches(self, data: RolloutBatch, size: int) -> Iterator[RolloutBatch]:
         """A fresh random split into parts of about `size` rows, none much smaller than the others."""
-        order = torch.from_numpy(self.rng.permutation(num_rows)).to(self.device)
-        return list(order.tensor_split(max(1, round(num_rows / size))))
+        order = torch.from_numpy(self.rng.permutation(data.num_rows))
+        shuffled = data.rows(order.to(self.device))  # once: each part is then a view
+        for part in order.tensor_split(max(1, round(data.num_rows / size))):
+            start = part.storage_offset()
+            yield shuffled.rows(slice(start, start + len(part)))
 
 
 @documented

@@ -118,7 +118,7 @@ def minibatch_losses(config: PPOConfig, rows: RolloutBatch, judged: Evaluation, 
             "new_values": new_values,
             "entropy": entropy,
         },
-        clip_coef=clip_coef,
+        clip_coef=clip_coef.to(rows.advantages.dtype),
         ent_coef=config.ent_coef,
         vf_coef=config.vf_coef,
         clip_value_coef=config.clip_value_coef,
@@ -179,8 +179,8 @@ class PPOAlgorithm(ActorCriticAlgorithm[PPOConfig]):
         data = batch.flatten(self.device)
 
         def epoch() -> Iterator[tuple[RolloutBatch]]:
-            for index in self.minibatches(data.num_rows, self.config.minibatch_size):
-                yield (data.rows(index),)
+            for minibatch in self.minibatches(data, self.config.minibatch_size):
+                yield (minibatch,)
 
         return ppo_epochs(self.config, self.step, data, epoch, progress)
 

@@ -140,8 +140,7 @@ class TRPOAlgorithm(AdvantageAlgorithm[TRPOConfig]):
         """Several passes of gradient steps on the critic's error: the losses and gradient norms of all steps."""
         losses, norms = [], []
         for _ in range(self.config.critic_epochs):
-            for index in self.minibatches(data.num_rows, self.config.minibatch_size):
-                rows = data.rows(index)
+            for rows in self.minibatches(data, self.config.minibatch_size):
                 found = self.critic_step(learning_rate, rows.obs, rows.returns)
                 losses.append(found["loss"])
                 norms.append(found["gradient_norm"])

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.contracts.arrays import AnyArray, ArrayObservation
 from rl_training.contracts.batches import Observation, Progress, UpdateResult
 from rl_training.contracts.spec import AlgorithmConfig, BoxActions, EnvSpec
 from rl_training.contracts.state import Stateful
@@ -50,6 +51,14 @@ class Policy(Protocol):
 
     def value(self, obs: Observation) -> Tensor:
         """The estimated value [N] of a batch of observations; without gradients."""
+        ...
+
+
+class ArrayPolicy(Policy, Protocol):
+    """A policy that may also act without torch, whose calls cost more than a small network between steps."""
+
+    def act_on_arrays(self, obs: ArrayObservation, rng: np.random.Generator) -> AnyArray | None:
+        """As `act`, exploring and without extras or state; None where `act` has to be called."""
         ...
 
 

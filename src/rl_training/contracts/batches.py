@@ -31,6 +31,11 @@ def device_of(obs: Observation) -> torch.device:
     return (next(iter(obs.values())) if isinstance(obs, dict) else obs).device
 
 
+def as_arrays(obs: Observation) -> Any:
+    """Observations on the CPU as arrays on the same memory; those on another device stay tensors."""
+    return map_observation(lambda x: x.numpy() if x.device.type == "cpu" else x, obs)
+
+
 Metrics = dict[str, Tensor | float]
 """Detached scalars; read (and synchronised with the device) only by the logger."""
 
@@ -91,8 +96,8 @@ class RolloutBatch(NamedTuple):
     advantages: Tensor
     returns: Tensor
 
-    def rows(self, index: Tensor) -> RolloutBatch:
-        """The rows that an index tensor chooses."""
+    def rows(self, index: Tensor | slice) -> RolloutBatch:
+        """The rows that an index tensor or a slice chooses."""
         return RolloutBatch(
             obs=map_observation(lambda x: x[index], self.obs),
             actions=self.actions[index],

@@ -33,6 +33,8 @@ class VectorStep(NamedTuple):
     """What is reported as return when summed: the reward itself, unless learning is from another one."""
     finished: npt.NDArray[np.intp]
     """Indices of whole episodes that ended: `ended`, unless learning cuts episodes into parts."""
+    num_valid: int
+    """How many environments made a transition: where `valid` is true."""
 
 
 class Environments(Protocol):

@@ -18,6 +18,8 @@ from rl_training.contracts.state import Stateful
 from rl_training.functional.returns import gae
 
 Shape = tuple[int, ...]
+WRITTEN = ("actions", "logprobs", "rewards", "values", "dones", "truncated", "valid")
+"""What is written step by step; through arrays on the same memory, which are quicker to write to."""
 
 
 class RolloutBuffer(Stateful):
@@ -69,6 +71,8 @@ class RolloutBuffer(Stateful):
         """The policy's opaque state before the first row."""
         self.first_starts: BoolArray = np.ones(num_envs, np.bool_)
         """Which environments begin an episode in the first row."""
+        self._obs_rows: Any = map_observation(Tensor.numpy, self.obs)
+        self._rows = {name: getattr(self, name).numpy() for name in WRITTEN}
         self.reset()
 
     @classmethod
@@ -93,6 +97,8 @@ class RolloutBuffer(Stateful):
     def reset(self) -> None:
         """Begin a new rollout."""
         self.size = 0
+        self.is_judged = True
+        """Whether log-probabilities and values came with every step; if not, `take_judgement` brings them."""
         self.valid.fill_(True)
         self.final_rows: list[tuple[int, int]] = []
         self.final_obs: list[ArrayObservation] = []
@@ -102,25 +108,44 @@ class RolloutBuffer(Stateful):
         t = self.size
         if t >= self.num_steps:
             raise IndexError(f"the rollout is full: it has {self.num_steps} steps")
-        if isinstance(self.obs, dict):
-            assert isinstance(step.policy_obs, dict)
-            for key, store in self.obs.items():
-                store.numpy()[t] = step.policy_obs[key]
+        if isinstance(step.policy_obs, dict):
+            for key, store in self._obs_rows.items():
+                store[t] = step.policy_obs[key]
         else:
-            self.obs.numpy()[t] = step.policy_obs
-        self.actions.numpy()[t] = step.action
-        self.logprobs.numpy()[t] = step.extras["logprobs"]
-        self.values.numpy()[t] = step.extras["values"]
-        self.rewards.numpy()[t] = step.policy_reward
-        self.valid.numpy()[t] = step.valid
-        self.dones.numpy()[t] = step.terminated | step.truncated
-        self.truncated.numpy()[t] = step.truncated & ~step.terminated
+            self._obs_rows[t] = step.policy_obs
+        rows = self._rows
+        rows["actions"][t] = step.action
+        rows["rewards"][t] = step.policy_reward
+        if step.extras:
+            rows["logprobs"][t] = step.extras["logprobs"]
+            rows["values"][t] = step.extras["values"]
+        else:
+            self.is_judged = False
+        rows["valid"][t] = step.valid
+        rows["dones"][t] = step.terminated | step.truncated
+        rows["truncated"][t] = step.truncated & ~step.terminated
         if step.final_policy_obs is not None:
             for row, env in enumerate(step.ended):
                 if step.truncated[env] and not step.terminated[env]:
                     self.final_rows.append((t, int(env)))
                     self.final_obs.append(map_observation(lambda x, row=row: x[row], step.final_policy_obs))  # type: ignore[misc]
         self.size += 1
+
+    def rows_to_judge(self, device: torch.device) -> tuple[Observation, Tensor]:
+        """Observations and actions of all rows, one after the other."""
+        size = self.size or self.num_steps
+
+        def rows(store: Tensor) -> Tensor:
+            return store[:size].reshape(-1, *store.shape[2:]).to(device)
+
+        return map_observation(rows, self.obs), rows(self.actions)
+
+    def take_judgement(self, logprobs: Tensor, values: Tensor) -> None:
+        """What the policy says of the rows to judge."""
+        size = self.size or self.num_steps
+        self.logprobs[:size] = logprobs.reshape(size, self.num_envs)
+        self.values[:size] = values.reshape(size, self.num_envs)
+        self.is_judged = True
 
     def stacked_final_obs(self) -> ArrayObservation | None:
         """True last observations of the truncated rows, in the order of `final_rows`; None if there are none."""

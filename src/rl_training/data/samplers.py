@@ -274,7 +274,7 @@ class ReplaySampler(Stateful):
         return map_observation(self._tensor, obs if self.obs_normalizer is None else self.obs_normalizer(obs))
 
     def _tensor(self, array: AnyArray) -> Tensor:
-        return torch.from_numpy(array).to(self.device, copy=True)  # into aligned memory, see `to_tensors`
+        return torch.from_numpy(array).to(self.device)
 
 
 class MixedSampler(Stateful):

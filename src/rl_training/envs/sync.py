@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,36 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rl_training.contracts.arrays import AnyArray
+
+
+class Infos(Mapping[str, Any]):
+    """What single environments say beside their observations, put together as Gymnasium does when somebody looks.
+
+    Mostly nobody does, and for a MuJoCo environment that would be half of the time of a step.
+    """
+
+    def __init__(self, add: Callable[..., dict[str, Any]], parts: list[tuple[int, dict[str, Any]]]) -> None:
+        self._add = add
+        self._parts = parts
+        self._found: dict[str, Any] = {}
+
+    def _all(self) -> dict[str, Any]:
+        while self._parts:
+            i, info = self._parts.pop(0)
+            self._found = self._add(self._found, info, i)
+        return self._found
+
+    def __getitem__(self, key: str) -> Any:
+        """An entry, as an array over all environments."""
+        return self._all()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of all entries."""
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        """How many entries there are."""
+        return len(self._all())
 
 
 class SequentialVectorEnv(SyncVectorEnv):
@@ -27,20 +58,26 @@ class SequentialVectorEnv(SyncVectorEnv):
         self._is_quick = is_plain and self.autoreset_mode == AutoresetMode.DISABLED
         self._shape: Any = self.observation_space.shape
         self._dtype: Any = self.observation_space.dtype
+        self._single_shape: Any = self.single_observation_space.shape
 
-    def step(self, actions: Any) -> tuple[Any, AnyArray, AnyArray, AnyArray, dict[str, Any]]:
+    def step(self, actions: Any) -> tuple[Any, AnyArray, AnyArray, AnyArray, Any]:
         """See `SyncVectorEnv.step`; the arrays returned are nobody else's."""
         if not self._is_quick or len(actions) != self.num_envs or self._autoreset_envs.any():
             return super().step(actions)
         seen: list[Any] = self._env_obs
-        rewards = np.empty(self.num_envs, np.float64)
+        obs, rewards = np.empty(self._shape, self._dtype), np.empty(self.num_envs, np.float64)
         terminated, truncated = np.empty(self.num_envs, np.bool_), np.empty(self.num_envs, np.bool_)
-        infos: dict[str, Any] = {}
+        infos: list[tuple[int, dict[str, Any]]] = []
+        is_array = True
         for i, env in enumerate(self.envs):
             seen[i], rewards[i], terminated[i], truncated[i], info = env.step(actions[i])
+            is_array = is_array and getattr(seen[i], "shape", ()) == self._single_shape
+            if is_array:
+                obs[i] = seen[i]
             if info:
-                infos = self._add_info(infos, info, i)
+                infos.append((i, info))
+        if not is_array:  # lists, and shapes that are wrong: those numpy refuses
+            np.stack(seen, out=obs)
         self._rewards, self._terminations, self._truncations = rewards, terminated, truncated
         self._autoreset_envs = terminated | truncated
-        obs = np.stack(seen, out=np.empty(self._shape, self._dtype))
-        return obs, rewards.copy(), terminated.copy(), truncated.copy(), infos
+        return obs, rewards.copy(), terminated.copy(), truncated.copy(), Infos(self._add_info, infos)

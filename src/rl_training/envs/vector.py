@@ -63,12 +63,16 @@ class AutoresetAdapter:
 
     def step(self, action: AnyArray) -> VectorStep:
         """Step every environment; `action` in the environment's own units."""
-        with _env_errors("step"):
+        try:
             obs, reward, terminated, truncated, info = self.env.step(action)
+        except RLTrainingError:
+            raise
+        except Exception as error:  # not by `_env_errors`, which takes as long as all the rest
+            raise _readable(error, "step") from error
         terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         obs = _own(obs)
         done = terminated | truncated
-        valid = ~self.resetting
+        valid, num_valid = ~self.resetting, self.num_envs - int(np.count_nonzero(self.resetting))
         ended = np.flatnonzero(done) if done.any() else _NOBODY
         reset_info: Mapping[str, Any] = {}
         final_obs: ArrayObservation | None = None
@@ -83,8 +87,10 @@ class AutoresetAdapter:
                 with _env_errors("reset"):
                     obs, reset_info = self.env.reset(options={"reset_mask": done})
                 obs = _own(obs)
+        acting = valid
         if self.mode is AutoresetMode.NEXT_STEP:
             self.resetting[:] = done
+            acting = ~done
         reward = np.asarray(reward)
         self.info, self.reset_info = info, reset_info
         return VectorStep(
@@ -93,12 +99,13 @@ class AutoresetAdapter:
             terminated=terminated,
             truncated=truncated,
             valid=valid,
-            acting=~self.resetting,
+            acting=acting,
             ended=ended,
             final_obs=final_obs,
             end_info=end_info,
             score=reward,
             finished=ended,
+            num_valid=num_valid,
         )
 
     def _same_step_final_obs(
@@ -140,14 +147,17 @@ def _env_errors(doing: str) -> Iterator[None]:
     except RLTrainingError:
         raise
     except Exception as error:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        numbers = [
-            f.f_locals.get("i") for f in frames if f.f_code.co_filename.endswith(("sync_vector_env.py", "sync.py"))
-        ]
-        number = f" {numbers[-1]}" if numbers and isinstance(numbers[-1], int) else ""
-        raise EnvError(
-            f"environment{number} raised {type(error).__name__} in {doing}: {error}\n\n{traceback.format_exc()}"
-        ) from error
+        raise _readable(error, doing) from error
+
+
+def _readable(error: Exception, doing: str) -> EnvError:
+    """See `_env_errors`."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    numbers = [f.f_locals.get("i") for f in frames if f.f_code.co_filename.endswith(("sync_vector_env.py", "sync.py"))]
+    number = f" {numbers[-1]}" if numbers and isinstance(numbers[-1], int) else ""
+    return EnvError(
+        f"environment{number} raised {type(error).__name__} in {doing}: {error}\n\n{traceback.format_exc()}"
+    )
 
 
 def _own(obs: Any) -> ArrayObservation:

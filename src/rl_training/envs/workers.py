@@ -46,8 +46,8 @@ class WorkerVectorEnv(AsyncVectorEnv[Any, Any]):
                 super().__init__(guarded, autoreset_mode=autoreset_mode)
                 return
             except (EOFError, OSError) as error:  # a worker is gone before it has said anything
-                codes = [process.exitcode for process in getattr(self, "processes", []) if not process.is_alive()]
                 self.close_extras()
+                codes = [process.exitcode for process in self.processes]
                 if attempt + 1 == START_ATTEMPTS:
                     raise EnvError(f"an environment worker died at its start (exit codes {codes}): {error}") from error
 

@@ -134,6 +134,8 @@ def watched_methods(experiment: Experiment, callbacks: list[Callback]) -> list[t
         (algorithm.policy, "act", "act"),
         (algorithm, "update", "update"),
     ]
+    if hasattr(algorithm.policy, "act_on_arrays"):
+        methods.append((algorithm.policy, "act_on_arrays", "act"))
     for name in ("buffer", "sampler"):  # where the steps go, in each regime
         if name in vars(trainer):
             methods.append((getattr(trainer, name), "add", "store"))

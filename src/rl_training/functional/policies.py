@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +12,26 @@ from torch import Tensor
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
     """PPO's pessimistic surrogate as a loss (Schulman et al. 2017, eq. 7): the mean of -min(r A, clip(r) A)."""
-    clipped = torch.clamp(ratio, 1.0 - clip_coef, 1.0 + clip_coef)  # type: ignore[arg-type]  # both of one type
-    return -torch.minimum(ratio * advantages, clipped * advantages).mean()
+    return -_PessimisticGain.apply(ratio, advantages, clip_coef).mean()  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _PessimisticGain(torch.autograd.Function):
+    """min(r A, clip(r) A), whose derivative is A where r A is the smaller of both, and 0 where the clipped one is.
+
+    Autograd would find the same by way of the derivatives of clamp and minimum, with twenty small operators.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, ratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
+        clipped = torch.clamp(ratio, 1.0 - clip_coef, 1.0 + clip_coef) * advantages  # type: ignore[arg-type]
+        gain = ratio * advantages
+        ctx.save_for_backward(gain <= clipped, advantages)
+        return torch.minimum(gain, clipped)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        free, advantages = ctx.saved_tensors
+        return torch.where(free, gradient * advantages, 0.0), None, None
 
 
 def value_loss(new_values: Tensor, returns: Tensor) -> Tensor:
@@ -40,7 +59,10 @@ def explained_variance(predicted: Tensor, target: Tensor) -> Tensor:
 
 def normalize(x: Tensor) -> Tensor:
     """Zero mean and unit standard deviation; a single row has none and is returned as it is."""
-    return (x - x.mean()) / (x.std() + 1e-8) if x.numel() > 1 else x
+    if x.numel() < 2:
+        return x
+    centred = x - x.mean()
+    return centred / ((centred.square().sum() / (x.numel() - 1)).sqrt() + 1e-8)
 
 
 def squashed_log_prob(unsquashed: Tensor, noise: Tensor, log_std: Tensor) -> Tensor:

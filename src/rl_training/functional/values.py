@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -14,13 +15,13 @@ def td_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
         >>> td_target(torch.tensor([1.0, 1.0]), torch.tensor([0.5, 0.0]), torch.tensor([4.0, 4.0])).tolist()
         [3.0, 1.0]
     """
-    return torch.addcmul(reward, discount, next_value)
+    return reward + discount * next_value
 
 
 def at_action(values: Tensor, action: Tensor) -> Tensor:
     """What `values` [B, A] or [B, A, K] hold for the actions [B]: [B] or [B, K]."""
-    index = action.long().view(-1, *[1] * (values.dim() - 1))
-    return torch.take_along_dim(values, index, dim=1).squeeze(1)
+    index = action.long().view(-1, *[1] * (values.dim() - 1)).expand(-1, 1, *values.shape[2:])
+    return values.gather(1, index).squeeze(1)
 
 
 def double_q_value(next_q_online: Tensor, next_q_target: Tensor) -> Tensor:
@@ -34,5 +35,21 @@ def double_q_value(next_q_online: Tensor, next_q_target: Tensor) -> Tensor:
 
 
 def huber(error: Tensor, delta: float = 1.0) -> Tensor:
-    """Half the square where |error| <= delta, and its tangent beyond: delta * (|error| - delta / 2)."""
-    return F.huber_loss(error, torch.zeros_like(error), reduction="none", delta=delta)
+    """Half the square where |error| <= delta, and its tangent beyond: delta * (|error| - delta / 2).
+
+    Written with c, the error clipped to [-delta, delta]: c (error - c / 2), whose derivative is c.
+    """
+    return _Huber.apply(error, delta)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _Huber(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, error: Tensor, delta: float) -> Tensor:
+        clipped = error.clamp(-delta, delta)
+        ctx.save_for_backward(clipped)
+        return clipped * (error - 0.5 * clipped)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (clipped,) = ctx.saved_tensors
+        return gradient * clipped, None

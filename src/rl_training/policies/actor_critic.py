@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.contracts.algorithm import ActOutput
-from rl_training.contracts.batches import Observation, device_of, num_rows
+from rl_training.contracts.arrays import AnyArray, ArrayObservation
+from rl_training.contracts.batches import Observation, as_arrays, device_of, num_rows
 from rl_training.contracts.spec import BoxActions, EnvSpec
+from rl_training.policies.acting import ArrayNetwork
 from rl_training.policies.distributions import Distribution
 from rl_training.policies.heads import ActionHead
 from rl_training.policies.masks import make_policy_encoder, mask_of, put_mask
@@ -44,7 +46,9 @@ class ActorCriticPolicy(nn.Module):
             orthogonal_(self.critic)
             orthogonal_(self.head, gain=0.01)
             orthogonal_(self.value_head, gain=1.0)
+        self._outputs = ArrayNetwork(self.actor, self.head.linear)
         self._decide = Recorded(self._decision, self)
+        self._judge = Recorded(self._judgement, self)
 
     def distribution(self, obs: Observation) -> Distribution:
         """The action distribution alone."""
@@ -77,15 +81,28 @@ class ActorCriticPolicy(nn.Module):
         episode_start: Tensor | None = None,
         rng: np.random.Generator | None = None,
     ) -> ActOutput:
-        """See `Policy.act`. Extras: `logprobs` and `values`, what a rollout keeps."""
+        """See `Policy.act`. Extras: `logprobs` and `values`, unless they are left to `judge`."""
+        assert deterministic or rng is not None, "stochastic actions need an owned random stream"
         if action_mask is not None:
             obs = put_mask(obs, action_mask, self.masked)
+        quick = self._choose(as_arrays(obs), None if deterministic else rng)
+        if quick is not None:
+            return ActOutput(torch.from_numpy(quick), {})
         noise = None
-        if not deterministic:
-            assert rng is not None, "stochastic actions need an owned random stream"
+        if rng is not None and not deterministic:
             noise = self.head.draw_noise(rng, num_rows(obs), device_of(obs))
         action, extras = self._decide(obs, noise)
         return ActOutput(self.head.unflatten(action), extras)
+
+    @torch.no_grad()
+    def act_on_arrays(self, obs: ArrayObservation, rng: np.random.Generator) -> AnyArray | None:
+        """See `ArrayPolicy.act_on_arrays`."""
+        return self._choose(obs, rng)
+
+    def _choose(self, obs: Any, rng: np.random.Generator | None) -> AnyArray | None:
+        """Actions by numpy, the likeliest ones without rng; None if this is work for torch."""
+        outputs = None if self.masked else self._outputs(obs)
+        return None if outputs is None else self.head.choose(outputs, rng)
 
     @torch.no_grad()
     def _decision(self, obs: Observation, noise: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -93,6 +110,15 @@ class ActorCriticPolicy(nn.Module):
         distribution, values = self(obs)
         action = distribution.mode() if noise is None else distribution.sample(noise)
         return action, {"logprobs": distribution.log_prob(action), "values": values}
+
+    def judge(self, obs: Observation, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and values [B] of actions taken earlier, without gradients."""
+        return self._judge(obs, actions)
+
+    @torch.no_grad()
+    def _judgement(self, obs: Observation, actions: Tensor) -> tuple[Tensor, Tensor]:
+        distribution, values = self(obs)
+        return distribution.log_prob(self.head.flatten(actions)), values
 
     @torch.no_grad()
     def value(self, obs: Observation) -> Tensor:

@@ -16,12 +16,14 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rl_training.contracts.algorithm import ActOutput
-from rl_training.contracts.batches import Observation, num_rows
+from rl_training.contracts.arrays import AnyArray, ArrayObservation
+from rl_training.contracts.batches import Observation, as_arrays, num_rows
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.schedule import value_of
 from rl_training.contracts.settings import SameAs, choices, documented, setting
 from rl_training.contracts.spec import BoxActions, EnvSpec
 from rl_training.functional.policies import squashed_log_prob
+from rl_training.policies.acting import ArrayNetwork
 from rl_training.policies.distributions import normal_noise
 from rl_training.policies.encoders import Encoder, encoder_problem, make_encoder
 from rl_training.policies.ensemble import EnsembleCritic
@@ -146,8 +148,29 @@ class ContinuousPolicy(nn.Module):
         self.register_buffer("noise_std", torch.tensor(value_of(noise.std, 0.0), dtype=torch.float32))
         self.actor = self.actor_class(spec, network, own_encoder())
         self.critic = EnsembleCritic(spec, network, num_critics, own_encoder())
+        self._outputs = self.array_network()
         self._mode = Recorded(self.mode, self.actor)
         self._sample = Recorded(self.sample, self.actor)
+
+    def array_network(self) -> ArrayNetwork | None:
+        """What gives the actor's raw outputs for a few observations quickly; None if there is no such thing."""
+        trunk = getattr(self.actor, "trunk", None)
+        return ArrayNetwork(trunk.encoder, trunk.hidden, trunk.head) if type(trunk) is Trunk else None
+
+    def choose(self, outputs: AnyArray, rng: np.random.Generator | None) -> AnyArray:
+        """The actions [N, A] that raw outputs mean, by numpy: as `sample`, without rng as `mode`."""
+        raise NotImplementedError
+
+    def act_on_arrays(self, obs: ArrayObservation, rng: np.random.Generator) -> AnyArray | None:
+        """See `ArrayPolicy.act_on_arrays`. Noise that is correlated over time is left to `act`, which has a state."""
+        outputs = None if self._outputs is None or self.noise.kind == "ou" else self._outputs(obs)
+        if outputs is None:
+            return None
+        action = self.choose(outputs, rng)
+        if self.noise.kind == "gaussian":
+            noise = self.noise_std.numpy() * normal_noise(rng, action.shape)
+            action = np.minimum(np.maximum(action + noise, -1.0), 1.0)
+        return action.reshape(len(action), *self.action_shape)
 
     def mode(self, obs: Observation) -> Tensor:
         """The actions [B, A] without any randomness."""
@@ -176,9 +199,13 @@ class ContinuousPolicy(nn.Module):
         if action_mask is not None:
             raise NotImplementedError("this policy does not take action masks")
         if deterministic:
-            action = self._mode(obs)
+            outputs = None if self._outputs is None else self._outputs(as_arrays(obs))
+            action = self._mode(obs) if outputs is None else torch.from_numpy(self.choose(outputs, None))
         else:
             assert rng is not None, "exploring needs an owned random stream"
+            quick = self.act_on_arrays(as_arrays(obs), rng)
+            if quick is not None:
+                return ActOutput(torch.from_numpy(quick), {})
             draws = self.draws(obs, rng)
             action = self._mode(obs) if draws is None else self._sample(obs, draws)
             if self.noise.kind != "none":
@@ -213,6 +240,10 @@ class DeterministicPolicy(ContinuousPolicy):
         action: Tensor = self.actor(obs)
         return action
 
+    def choose(self, outputs: AnyArray, rng: np.random.Generator | None) -> AnyArray:
+        """See `ContinuousPolicy.choose`."""
+        return np.tanh(outputs)
+
 
 class SquashedGaussianPolicy(ContinuousPolicy):
     """Samples from its actor's distribution (SAC); noise may be added to the samples."""
@@ -233,3 +264,11 @@ class SquashedGaussianPolicy(ContinuousPolicy):
         """See `ContinuousPolicy.sample`."""
         mean, log_std = self.actor(obs)
         return torch.addcmul(mean, log_std.exp(), normal).tanh()
+
+    def choose(self, outputs: AnyArray, rng: np.random.Generator | None) -> AnyArray:
+        """See `ContinuousPolicy.choose`."""
+        mean, log_std = outputs[:, : self.num_actions], outputs[:, self.num_actions :]
+        if rng is None:
+            return np.tanh(mean)
+        std = np.exp(np.minimum(np.maximum(log_std, LOG_STD_RANGE[0]), LOG_STD_RANGE[1]))
+        return np.tanh(mean + std * normal_noise(rng, mean.shape))

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from rl_training.contracts.batches import Observation
 from rl_training.contracts.spec import EnvSpec
+from rl_training.policies.activations import ACTIVATIONS
 from rl_training.policies.encoders import Encoder, make_encoder
-from rl_training.policies.networks import ACTIVATIONS
 
 if TYPE_CHECKING:
     from rl_training.policies.actors import OffPolicyNetworkConfig

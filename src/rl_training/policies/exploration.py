@@ -13,6 +13,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rl_training.contracts.algorithm import ActOutput
+from rl_training.contracts.arrays import AnyArray
 from rl_training.contracts.batches import Observation
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.schedule import ScheduleOrFloat
@@ -56,12 +57,13 @@ def ou_noise(
     return previous * (1.0 - theta * dt) + driven
 
 
-def random_actions(rng: np.random.Generator, num_rows: int, num_actions: int, mask: Tensor | None) -> Tensor:
+def random_actions(rng: np.random.Generator, num_rows: int, num_actions: int, mask: Tensor | None) -> AnyArray:
     """Uniformly random actions [N] out of A, with a mask [N, A] out of the valid ones."""
     if mask is None:
-        return torch.from_numpy(rng.integers(num_actions, size=num_rows))
+        return rng.integers(num_actions, size=num_rows)
     draws = rng.random((num_rows, num_actions))
-    return torch.from_numpy(np.where(mask.cpu().numpy(), draws, -1.0).argmax(axis=1))
+    best: AnyArray = np.where(mask.cpu().numpy(), draws, -1.0).argmax(axis=1)
+    return best
 
 
 class RandomPolicy:
@@ -93,7 +95,8 @@ class RandomPolicy:
         first = next(iter(obs.values())) if isinstance(obs, Mapping) else obs
         num_rows, space = first.shape[0], self.action_space
         if isinstance(space, spaces.Discrete):
-            action = random_actions(rng, num_rows, int(space.n), mask_of(obs) if self.masked else None)
+            chosen = random_actions(rng, num_rows, int(space.n), mask_of(obs) if self.masked else None)
+            action = torch.from_numpy(chosen)
         else:
             action = torch.from_numpy(rng.random((num_rows, *space.shape), dtype=np.float32)) * 2.0 - 1.0
         return ActOutput(action.to(first.device), {})

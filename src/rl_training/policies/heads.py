@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rl_training.contracts.arrays import FloatArray
+from rl_training.contracts.arrays import AnyArray, FloatArray
 from rl_training.contracts.errors import SpaceError
 from rl_training.policies.distributions import (
     Bernoulli,
@@ -70,6 +70,22 @@ class ActionHead(nn.Module):
     def draw_noise(self, rng: np.random.Generator, batch_size: int, device: torch.device) -> Tensor:
         """Noise for `Distribution.sample`, drawn from an owned stream."""
         return torch.from_numpy(self.noise(rng, (batch_size, self.num_outputs))).to(device)
+
+    def choose(self, outputs: AnyArray, rng: np.random.Generator | None) -> AnyArray:
+        """Actions from the linear layer's outputs [N, ...], in the shape of the space; the likeliest ones without rng.
+
+        What `Distribution.sample` and `mode` do with tensors.
+        """
+        noise = None if rng is None else self.noise(rng, outputs.shape)
+        if self.single_choice:
+            best: AnyArray = (outputs if noise is None else outputs + noise).argmax(axis=1)
+            return best
+        if self.log_std is not None and noise is not None:
+            flat: AnyArray = outputs + np.exp(self.log_std.detach().numpy()) * noise
+        else:
+            distribution = self.make(torch.from_numpy(outputs))
+            flat = (distribution.mode() if noise is None else distribution.sample(torch.from_numpy(noise))).numpy()
+        return flat.reshape(len(flat), *self.shape)
 
     def unflatten(self, action: Tensor) -> Tensor:
         """Actions [B, ...] in the shape of the action space."""

@@ -6,9 +6,12 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+
+from rl_training.policies.numpy_kernels import numpy_kernel
 
 Kernel = Callable[[], Any]
 
@@ -23,6 +26,15 @@ MAKERS = frozenset(
 """Operators whose results depend on no values: they need not run again, unless something writes into the result."""
 METHODS = frozenset({"add_", "copy_", "div_", "fill_", "lerp_", "masked_fill_", "mul_", "sub_", "zero_"})
 """Operators in place that are quicker to call as methods."""
+
+
+ELEMENTWISE = frozenset(
+    {
+        "abs", "add", "div", "exp", "log", "maximum", "minimum", "mul", "neg", "pow", "reciprocal", "relu", "rsub",
+        "sigmoid", "sqrt", "sub", "tanh", "tanh_backward", "threshold_backward",
+    }
+)  # fmt: skip
+"""Operators that may write each element where they read it."""
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
@@ -110,7 +122,7 @@ class Recording:
 
     def replay(self, leaves: list[Tensor]) -> Any:
         """Run the kernels on new inputs; the outputs, copied."""
-        with torch.no_grad():
+        with torch.no_grad(), np.errstate(all="ignore"):  # torch does not warn of infinities either
             for place, leaf in zip(self.places, leaves, strict=True):
                 place.copy_(leaf)
             for kernel in self.kernels:
@@ -150,7 +162,9 @@ class Mover:
                     last[storage] = step
         last |= {storage_of(t): len(calls) for t in tensors_in(outputs) if storage_of(t) in made}
         sizes = {storage: -(-memory.nbytes() // ALIGNMENT) * ALIGNMENT for storage, memory in made.items()}
+        places = take_over(calls, first, last)
         self.offsets = lay_out(first, last, sizes)
+        self.offsets |= {heir: self.offsets[place] for heir, place in places.items()}
         total = max((offset + sizes[storage] for storage, offset in self.offsets.items()), default=0)
         block = torch.empty(total + ALIGNMENT, dtype=torch.uint8)
         self._base = -block.data_ptr() % ALIGNMENT
@@ -168,6 +182,37 @@ class Mover:
             return tensor.detach()
         start = (self._base + offset) // tensor.element_size() + tensor.storage_offset()
         return torch.empty(0, dtype=tensor.dtype).set_(self._block, start, tensor.shape, tensor.stride())
+
+
+def take_over(calls: Sequence[Call], first: dict[int, int], last: dict[int, int]) -> dict[int, int]:
+    """Pieces of memory that may lie where another is: what is computed element by element from one needed no longer.
+
+    The older piece is then needed as long as its heir, which is taken out of `first` and `last`.
+    """
+    places: dict[int, int] = {}
+    for step, call in enumerate(calls):
+        heir = storage_of(call.result) if isinstance(call.result, Tensor) else 0
+        if call.name not in ELEMENTWISE or first.get(heir) != step:
+            continue
+        for tensor in call.inputs():
+            piece = places.get(storage_of(tensor), storage_of(tensor))
+            if last.get(piece) == step and all(_same_layout(t, call.result) for t in _views_of(tensor, call)):
+                places[heir] = piece
+                last[piece] = last.pop(heir)
+                del first[heir]
+                break
+    return places
+
+
+def _views_of(tensor: Tensor, call: Call) -> list[Tensor]:
+    """The arguments of a call that lie in the same memory as a tensor."""
+    return [other for other in call.inputs() if storage_of(other) == storage_of(tensor)]
+
+
+def _same_layout(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have their elements at the same places of two equally large pieces of memory."""
+    layouts = [(t.dtype, t.shape, t.stride(), t.storage_offset(), t.untyped_storage().nbytes()) for t in (one, other)]
+    return layouts[0] == layouts[1]
 
 
 def lay_out(first: dict[int, int], last: dict[int, int], sizes: dict[int, int]) -> dict[int, int]:
@@ -205,6 +250,9 @@ _WRITERS: dict[Any, Writer] = {}
 def make_kernel(call: Call, move: Callable[[Tensor], Tensor]) -> Kernel:
     """The call without what surrounds it: its arguments are bound, its results are written to where they were."""
     args, kwargs, result = (map_tensors(move, value) for value in (call.args, call.kwargs, call.result))
+    kernel = numpy_kernel(call.name, args, kwargs, result)
+    if kernel is not None:
+        return kernel
     if call.is_in_place:
         method = getattr(Tensor, call.name) if call.name in METHODS else call.operator
         return functools.partial(method, *args, **kwargs)

@@ -10,18 +10,10 @@ from typing import Literal
 from torch import nn
 
 from rl_training.contracts.settings import SameAs, choices, documented, setting
+from rl_training.policies.activations import ACTIVATIONS
 from rl_training.policies.encoders import encoder_problem
 
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"]
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-    "elu": nn.ELU,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-    "leaky_relu": nn.LeakyReLU,
-}
 
 
 @documented

@@ -15,14 +15,17 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rl_training.contracts.algorithm import ActOutput
-from rl_training.contracts.batches import Observation
+from rl_training.contracts.arrays import AnyArray, ArrayObservation
+from rl_training.contracts.batches import Observation, as_arrays
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.settings import choices, documented, setting
 from rl_training.contracts.spec import BoxActions, EnvSpec
+from rl_training.policies.acting import ArrayNetwork
+from rl_training.policies.activations import ACTIVATIONS
 from rl_training.policies.encoders import encoder_problem
 from rl_training.policies.exploration import random_actions
 from rl_training.policies.masks import apply_mask, make_policy_encoder, mask_of, put_mask
-from rl_training.policies.networks import ACTIVATIONS, Activation
+from rl_training.policies.networks import Activation
 from rl_training.policies.noisy import NoisyLinear, remove_noise, reset_noise
 from rl_training.policies.recording import Recorded
 
@@ -84,6 +87,10 @@ class QNetwork(nn.Module):
         """Outputs [B, A, K]."""
         outputs: Tensor = self.head(self.hidden(obs))
         return self.duel(outputs.view(outputs.shape[0], -1, self.num_outputs))
+
+    def array_network(self) -> ArrayNetwork | None:
+        """What gives the head's outputs for a few observations quickly; None if they are not a chain of layers."""
+        return None if self.masked else ArrayNetwork(self.hidden, self.head)
 
     def duel(self, outputs: Tensor) -> Tensor:
         """From the head's rows to those of actions: value + advantage - mean advantage, if the network is dueling."""
@@ -178,6 +185,9 @@ class ImplicitQuantileQNetwork(QNetwork):
         self.register_buffer("frequencies", math.pi * torch.arange(embedding_size), persistent=False)
         self.register_buffer("greedy_fractions", midpoints(num_greedy_fractions).unsqueeze(0), persistent=False)
 
+    def array_network(self) -> None:
+        """See `QNetwork.array_network`: the fractions come in between."""
+
     def forward(self, obs: Observation, fractions: Tensor | None = None) -> Tensor:
         """Quantiles [B, A, F] at fractions [B, F] or [1, F]; without any, at the greedy ones."""
         fractions = self.greedy_fractions if fractions is None else fractions
@@ -213,11 +223,25 @@ class QPolicy(nn.Module, Generic[NetworkT]):
         super().__init__()
         self.network = network
         self.register_buffer("epsilon", torch.tensor(float(epsilon)))
+        self._array_network = network.array_network()
         self._best = Recorded(self._best_actions, network)
 
     def mode(self, obs: Observation) -> Tensor:
         """Greedy actions [N]."""
         return self.network.q_values(obs).argmax(dim=1)
+
+    @torch.no_grad()
+    def _quick(self, obs: Any) -> AnyArray | None:
+        """See `mode`, by numpy; None if this is work for torch."""
+        outputs = None if self._array_network is None else self._array_network(obs)
+        if outputs is None:
+            return None
+        network = self.network
+        if network.num_outputs > 1 or network.dueling:
+            rows = torch.from_numpy(outputs).view(len(outputs), -1, network.num_outputs)
+            outputs = network.expected(network.duel(rows)).numpy()
+        best: AnyArray = outputs.argmax(axis=1)
+        return best
 
     @torch.no_grad()
     def _best_actions(self, obs: Observation, with_noise: bool) -> Tensor:
@@ -237,23 +261,31 @@ class QPolicy(nn.Module, Generic[NetworkT]):
         """See `Policy.act`. All N environments share one draw of weight noise."""
         if action_mask is not None:
             obs = put_mask(obs, action_mask, self.network.masked)
-        if deterministic:
-            return ActOutput(self._best(obs, False), {})
-        assert rng is not None, "exploring actions need an owned random stream"
         network = self.network
-        if network.noisy:
-            reset_noise(network, rng)
-        greedy = self._best(obs, network.noisy)
+        if not deterministic:
+            assert rng is not None, "exploring actions need an owned random stream"
+            if network.noisy:
+                reset_noise(network, rng)
+        quick = self._quick(as_arrays(obs))
+        greedy = self._best(obs, network.noisy and not deterministic) if quick is None else torch.from_numpy(quick)
+        if deterministic:
+            return ActOutput(greedy, {})
         if network.noisy:
             remove_noise(network)
+        explored = self._explore(greedy.cpu().numpy(), mask_of(obs) if network.masked else None, rng)
+        return ActOutput(torch.from_numpy(explored).to(greedy.device), {})
+
+    def act_on_arrays(self, obs: ArrayObservation, rng: np.random.Generator) -> AnyArray | None:
+        """See `ArrayPolicy.act_on_arrays`."""
+        greedy = self._quick(obs)
+        return None if greedy is None else self._explore(greedy, None, rng)
+
+    def _explore(self, greedy: AnyArray, mask: Tensor | None, rng: Any) -> AnyArray:
+        """Some actions replaced by random ones."""
         # both are always drawn and for all, so that what comes next in the stream does not depend on the outcome
         explore = rng.random(len(greedy)) < self.epsilon.item()
-        mask = mask_of(obs) if network.masked else None
-        anything = random_actions(rng, len(greedy), network.num_actions, mask)
-        if explore.any():
-            chosen = torch.from_numpy(explore).to(greedy.device)
-            greedy = torch.where(chosen, anything.to(greedy.device), greedy)
-        return ActOutput(greedy, {})
+        anything = random_actions(rng, len(greedy), self.network.num_actions, mask)
+        return np.where(explore, anything, greedy)
 
     @torch.no_grad()
     def value(self, obs: Observation) -> Tensor:

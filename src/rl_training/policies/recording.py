@@ -7,6 +7,8 @@ its inputs to where the recorded ones were, runs the same kernels in the same or
 the same numbers to the bit in a fraction of the time, and the function itself stays ordinary torch code, which is also
 the oracle that the tests compare with. Nothing is compiled: a recording takes milliseconds.
 
+Kernels on small tensors are numpy's, from the first call on (see `numpy_kernels`).
+
 The price is a rule. A recorded function depends on its inputs and on tensors that are changed in place (weights,
 buffers, gradients), and on nothing else that changes: no drawing of random numbers, no reading of a tensor's value in
 Python, no result whose shape depends on values. What breaks the rule visibly is refused when it is recorded, and then
@@ -15,6 +17,7 @@ always runs as written; so do functions on another device than the CPU.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,9 +26,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from rl_training.policies.kernels import Call, Recording, map_tensors, tensors_in
+from rl_training.policies.kernels import ALIGNMENT, Call, Recording, map_tensors, tensors_in
+from rl_training.policies.numpy_kernels import SmallArithmetic
 
 R = TypeVar("R")
 
@@ -35,6 +38,8 @@ MAX_RECORDINGS = 64
 """Recordings of one function, for inputs of different shapes; the one unused for longest makes room for a new one."""
 UNPLACED = frozenset({"convolution", "convolution_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"})
 """Operators that cannot write to memory they are given, and take so long that little around them matters."""
+UNPLACED_MODULES = (nn.modules.conv._ConvNd, nn.RNNBase)
+"""Layers made of such operators."""
 
 
 class Recorded(Generic[R]):
@@ -72,12 +77,25 @@ class Recorded(Generic[R]):
         leaves: list[Tensor] = []
         kinds: list[Any] = []
         given = tuple(_flatten(arg, leaves, kinds) for arg in args)
+        if self._is_foreign:
+            return self.function(*map_tensors(_aligned, given))
         if self.refusal or not self._busy.acquire(blocking=False):  # another thread uses the memory
-            return self.function(*given)
+            return self._as_written(given)
         try:
             return self._run(tuple(kinds), leaves, given)
         finally:
             self._busy.release()
+
+    @functools.cached_property
+    def _is_foreign(self) -> bool:
+        """Whether the function is left to torch altogether, because of what its network is made of or where it lies."""
+        self.refusal = "" if self._module is None else unknown_part(self._module)
+        return bool(self.refusal)
+
+    def _as_written(self, given: tuple[Any, ...]) -> R:
+        """A call that is not replayed, with the same arithmetic as one that is."""
+        with SmallArithmetic():  # type: ignore[no-untyped-call]
+            return self.function(*map_tensors(_aligned, given))
 
     def _run(self, kind: Any, leaves: list[Tensor], given: tuple[Any, ...]) -> R:
         recording = self._recordings.get(kind)
@@ -85,15 +103,10 @@ class Recorded(Generic[R]):
             self._recordings.move_to_end(kind)
             return recording.replay(leaves)  # type: ignore[no-any-return]
         self._seen[kind] = self._seen.get(kind, 0) + 1
-        if self._seen[kind] <= SEEN_BEFORE:
-            return self.function(*given)
-        self.refusal = "" if self._module is None else unknown_part(self._module)
-        return self.function(*given) if self.refusal else self._record(kind, leaves, given)
+        return self._as_written(given) if self._seen[kind] <= SEEN_BEFORE else self._record(kind, leaves, given)
 
     def _record(self, kind: Any, leaves: list[Tensor], given: tuple[Any, ...]) -> R:
-        places = [
-            torch.empty_like(leaf).copy_(leaf) for leaf in leaves
-        ]  # in the same memory order: kernels round by it
+        places = [torch.empty_like(leaf).copy_(leaf) for leaf in leaves]  # in the same order: kernels round by it
         queue = iter(places)
         with Recorder() as recorder:
             outputs = self.function(*map_tensors(lambda _: next(queue), given))
@@ -130,22 +143,40 @@ def _flatten(value: Any, leaves: list[Tensor], kinds: list[Any]) -> Any:
         kinds.append(tuple(value))
         return {key: _flatten(item, leaves, kinds) for key, item in value.items()}
     if isinstance(value, float):
-        # without dimensions, it acts as the number would
-        return _flatten(torch.tensor(value, dtype=torch.float64), leaves, kinds)
+        return _flatten(_number(value), leaves, kinds)
     kinds.append(value)
     return value
 
 
+def _aligned(tensor: Tensor) -> Tensor:
+    """A tensor whose memory begins where torch lets it begin; kernels may round by that, and a replay copies too.
+
+    That of a numpy array or of a part of a larger tensor may begin anywhere.
+    """
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
+
+
+@functools.lru_cache(maxsize=64)
+def _number(value: float) -> Tensor:
+    """A number as a tensor without dimensions, which acts as the number would. Nobody writes into it."""
+    return torch.tensor(value, dtype=torch.float64)
+
+
 def unknown_part(module: nn.Module) -> str:
-    """Which class of a network is from outside of torch and this package; empty if none is."""
+    """Why a network is left to torch altogether; empty if it is not."""
     for part in module.modules():
         cls = type(part)
         if cls.__module__.split(".")[0] not in ("torch", "rl_training"):
             return f"{cls.__module__}.{cls.__qualname__} may do more than compute tensors"
+        if isinstance(part, UNPLACED_MODULES):
+            return f"{cls.__qualname__} takes so long that little around it matters"
+    for tensor in module.parameters():
+        if tensor.device.type != "cpu":
+            return f"it is on {tensor.device}"
     return ""
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(SmallArithmetic):
     """While it is active, notes every operator that torch runs, below autograd."""
 
     def __init__(self) -> None:
@@ -158,7 +189,7 @@ class Recorder(TorchDispatchMode):
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the operator, and note it."""
-        call = Call(func, args, kwargs or {}, func(*args, **(kwargs or {})))
+        call = Call(func, args, kwargs or {}, super().__torch_dispatch__(func, types, args, kwargs))
         self.calls.append(call)
         self.refusal = self.refusal or refusal(call)
         return call.result

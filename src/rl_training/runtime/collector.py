@@ -26,6 +26,10 @@ WINDOW = 100
 """Episodes over which returns, lengths and successes are averaged."""
 
 
+NOTHING_MORE = ActOutput(torch.empty(0), {})
+"""What comes with actions that were chosen without torch."""
+
+
 class Sink(Protocol):
     """Where steps go: a rollout buffer, a replay buffer."""
 
@@ -74,8 +78,12 @@ class EpisodeStatistics(Stateful):
 
     def add(self, step: VectorStep) -> list[Episode]:
         """Take in one step; the episodes that ended in it, in the order of `step.finished`."""
-        self.running_return += np.where(step.valid, step.score, 0.0)
-        self.running_length += step.valid
+        if step.num_valid == len(step.valid):
+            self.running_return += step.score
+            self.running_length += 1
+        else:
+            self.running_return += np.where(step.valid, step.score, 0.0)
+            self.running_length += step.valid
         if not len(step.finished):
             return []
         episodes = [
@@ -183,22 +191,26 @@ class Collector(Stateful):
             self.reset()
         transitions, policy_seconds, env_seconds = 0, 0.0, 0.0
         policy_obs = self.policy_obs
+        quick = getattr(policy, "act_on_arrays", None)  # of an `ArrayPolicy`; isinstance is slow with protocols
+        out = NOTHING_MORE
         for _ in range(num_steps):
             began = time.perf_counter()
-            out = policy.act(
-                to_tensors(policy_obs, self.device),
-                state=self.policy_state,
-                episode_start=torch.from_numpy(self.episode_start),
-                rng=self.policy_rng,
-            )
-            action = out.action.cpu().numpy()
+            action = None if quick is None else quick(policy_obs, self.policy_rng)
+            if action is None:
+                out = policy.act(
+                    to_tensors(policy_obs, self.device),
+                    state=self.policy_state,
+                    episode_start=torch.from_numpy(self.episode_start),
+                    rng=self.policy_rng,
+                )
+                action = out.action.cpu().numpy()
             acted = time.perf_counter()
             step = self.env.step(self.actions.to_env(action))
             env_seconds += time.perf_counter() - acted
             policy_seconds += acted - began
             check_step(step, env_steps + transitions)
             policy_obs = self._record(sink, policy_obs, action, out, step)
-            transitions += int(np.count_nonzero(step.valid))
+            transitions += step.num_valid
             if max_transitions is not None and transitions >= max_transitions:
                 break
         return CollectStats(transitions, policy_seconds, env_seconds)
@@ -208,14 +220,12 @@ class Collector(Stateful):
     ) -> ArrayObservation:
         """Hand one step to the sink, remember what follows, and return the next observation for the policy."""
         assert self.obs is not None
-        obs, done = self.obs, step.terminated | step.truncated
+        obs, reward, final_obs, normalize = self.obs, step.reward, step.final_obs, self.obs_normalizer
+        done = step.terminated | step.truncated
         self.obs = step.obs
-        if self.obs_normalizer is not None:
-            self.obs_normalizer.update(map_observation(lambda x: x[step.acting], step.obs))
-        final_obs = step.final_obs
-        normalize = self.obs_normalizer
+        if normalize is not None:
+            normalize.update(map_observation(lambda x: x[step.acting], step.obs))
         final_policy_obs = final_obs if normalize is None or final_obs is None else normalize(final_obs)
-        reward = step.reward
         policy_reward = reward if self.reward_normalizer is None else self.reward_normalizer(reward, done, step.valid)
         sink.add(
             Step(
@@ -236,7 +246,7 @@ class Collector(Stateful):
         )
         self.statistics.add(step)
         self.policy_state = out.state
-        self.episode_start = done | ~step.valid
+        self.episode_start = done if step.num_valid == len(done) else done | ~step.valid
         return self.policy_obs
 
     def state_dict(self) -> dict[str, Any]:

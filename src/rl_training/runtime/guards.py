@@ -33,7 +33,12 @@ def check_observation(obs: ArrayObservation, envs: AnyArray | None, when: When) 
 
 
 def _check(quantity: str, values: AnyArray, envs: AnyArray | None, when: When) -> None:
-    if values.dtype.kind != "f" or np.isfinite(values).all():
+    if values.dtype.kind != "f":
+        return
+    flat = values.reshape(-1)
+    with np.errstate(all="ignore"):
+        squares = np.dot(flat, flat)  # quickest to compute, and finite only if all parts are
+    if math.isfinite(squares) or np.isfinite(values).all():  # an infinite one may be an overflow
         return
     when = when if isinstance(when, str) else f"after {when} environment steps"
     envs = np.arange(len(values)) if envs is None else envs

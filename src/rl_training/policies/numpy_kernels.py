@@ -1,0 +1,280 @@
+"""Operators on small tensors computed by numpy, whose calls cost a third of torch's.
+
+A `Recorded` function computes with these rules from its first call on, in recordings and out of them, so all of its
+calls have the same bits. They differ from torch's in the last digit where IEEE 754 leaves a choice: in sums over many
+numbers, products of matrices, and functions such as exp. On large tensors everything is torch's, but for tanh, which
+takes torch five times as long as numpy.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rl_training.contracts.arrays import AnyArray
+
+SMALL = 4096
+"""Elements up to which the price of a call matters more than that of the work."""
+SMALL_PRODUCT = 262_144
+"""Multiplications in a product of matrices up to which numpy's OpenBLAS uses one thread."""
+
+Kernel = Callable[[], Any]
+Rule = Callable[[list[Any], dict[str, Any], AnyArray], Kernel | None]
+"""From arguments, keyword arguments, and the array to write to."""
+
+_TYPES = (torch.float32, torch.float64, torch.bool, torch.int64)
+
+
+class SmallArithmetic(TorchDispatchMode):
+    """While it is active, numpy computes what `numpy_kernel` has a rule for."""
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operator, and write numpy's numbers over torch's."""
+        result = func(*args, **(kwargs or {}))
+        if not func._schema.is_mutable:  # those in place are the same to the bit
+            kernel = numpy_kernel(func._overloadpacket.__name__, args, kwargs or {}, result)
+            if kernel is not None:
+                with np.errstate(all="ignore"):
+                    kernel()
+        return result
+
+
+def numpy_kernel(name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Kernel | None:
+    """The operator as calls of numpy that write to where `result` is; None if there is no rule for it."""
+    rule = _RULES.get(name)
+    if rule is None:
+        return None
+    target = kwargs.get("out", result)
+    target = target[0] if isinstance(target, (list, tuple)) and len(target) == 1 else target
+    tensors = [value for arg in (*args, *kwargs.values()) for value in (arg if isinstance(arg, list) else [arg])]
+    tensors = [value for value in tensors if isinstance(value, Tensor)]
+    if not isinstance(target, Tensor):  # `_foreach_add_` returns nothing
+        target = tensors[0]
+    everything = (*tensors, target)
+    if any(tensor.device.type != "cpu" or tensor.dtype not in _TYPES for tensor in everything):
+        return None
+    if name not in _ANY_SIZE and any(tensor.numel() > SMALL for tensor in everything):
+        return None
+    given = [_array(arg) for arg in args]
+    options = {key: _array(value) for key, value in kwargs.items() if key != "out"}
+    return rule(given, options, target.detach().numpy())
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().numpy()
+    return [_array(item) for item in value] if isinstance(value, list) else value
+
+
+def _is_float(*values: Any) -> bool:
+    """Whether all arrays are of one floating type; plain numbers do not count."""
+    arrays = [value for value in values if isinstance(value, np.ndarray)]
+    return all(array.dtype == arrays[0].dtype and array.dtype.kind == "f" for array in arrays)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Element by element
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _elementwise(function: Any) -> Rule:
+    def rule(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+        if options or len(given) != function.nin or not _is_float(*given, out):
+            return None
+        return functools.partial(function, *given, out=out)
+
+    return rule
+
+
+def _comparison(function: Any) -> Rule:
+    def rule(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+        if options or len(given) != 2 or not _is_float(*given) or out.dtype != np.bool_:
+            return None
+        return functools.partial(function, *given, out=out)
+
+    return rule
+
+
+def _logical(function: Any) -> Rule:
+    def rule(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+        if any(array.dtype != np.bool_ for array in (*given, out)):
+            return None
+        return functools.partial(function, *given, out=out)
+
+    return rule
+
+
+def _reversed_sub(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+    return _elementwise(np.subtract)(given[1::-1], options, out) if len(given) == 2 else None
+
+
+def _pow(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+    if not _is_float(given[0], out) or given[1] not in (1, 2):
+        return None
+    return functools.partial(np.square if given[1] == 2 else np.positive, given[0], out=out)
+
+
+def _relu(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+    # in this order, minus zero stays what it is, as in torch
+    return functools.partial(np.maximum, 0, given[0], out=out) if _is_float(given[0], out) else None
+
+
+def _clamp(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+    x, low, high = [*given, None, None][:3]
+    low, high = options.get("min", low), options.get("max", high)
+    if not _is_float(x, low, high, out):
+        return None
+    if low is None:
+        return functools.partial(np.minimum, x, high, out=out)
+    if high is None:
+        return functools.partial(np.maximum, x, low, out=out)
+    return functools.partial(_between, x, low, high, out)
+
+
+def _between(x: AnyArray, low: Any, high: Any, out: AnyArray) -> None:
+    np.maximum(x, low, out=out)
+    np.minimum(out, high, out=out)
+
+
+def _where(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+    if len(given) != 3 or any(isinstance(value, np.ndarray) and value.dtype != out.dtype for value in given[1:]):
+        return None
+    condition, yes, no = given
+    return functools.partial(_choose, condition, yes, no, out)
+
+
+def _choose(condition: AnyArray, yes: Any, no: Any, out: AnyArray) -> None:
+    np.copyto(out, no)
+    np.copyto(out, yes, where=condition)
+
+
+def _masked_fill(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+    return None if isinstance(given[2], np.ndarray) else functools.partial(np.copyto, out, given[2], where=given[1])
+
+
+def _copy(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+    return functools.partial(np.copyto, out, given[-1] if len(given) == 2 else given[0], "unsafe")
+
+
+def _to_copy(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+    return functools.partial(np.copyto, out, given[0], "unsafe")
+
+
+def _fill(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+    return None if isinstance(given[1], np.ndarray) else functools.partial(out.fill, given[1])
+
+
+def _foreach_add(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+    (array, *others), number = given[:2]
+    if others or options or not isinstance(number, (int, float)):
+        return None
+    return functools.partial(np.add, array, number, out=array)
+
+
+def _cat(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+    if out.size > 8 * SMALL or any(part.dtype != out.dtype or part.ndim == 0 for part in given[0]):
+        return None
+    return functools.partial(np.concatenate, given[0], given[1] if len(given) > 1 else 0, out)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Over many elements
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _axes(given: list[Any], options: dict[str, Any]) -> tuple[Any, bool] | None:
+    """Over which dimensions, and whether they are kept; None if something else was asked for."""
+    if options.get("dtype") is not None:
+        return None
+    axes = given[1] if len(given) > 1 else None
+    keep = given[2] if len(given) > 2 else False
+    return (tuple(axes) if axes else None), bool(keep)
+
+
+def _reduction(function: Any) -> Rule:
+    def rule(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+        axes = _axes(given, options)
+        if axes is None or not _is_float(given[0], out) or given[0].size == 0:
+            return None
+        return functools.partial(function.reduce, given[0], axes[0], None, out, axes[1])
+
+    return rule
+
+
+def _mean(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+    total = _reduction(np.add)(given, options, out)
+    if total is None:
+        return None
+    count = given[0].size // max(out.size, 1)
+
+    def kernel() -> None:
+        total()
+        np.true_divide(out, count, out=out)
+
+    return kernel
+
+
+def _matrix_product(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+    a, b = given
+    if not _is_float(a, b, out) or not out.flags.c_contiguous or a.shape[0] * a.shape[1] * b.shape[1] > SMALL_PRODUCT:
+        return None
+    return functools.partial(np.dot, a, b, out)
+
+
+def _linear(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+    bias, a, b = given
+    product = None if options else _matrix_product([a, b], {}, out)
+    if product is None or not _is_float(bias, out):
+        return None
+
+    def kernel() -> None:
+        product()
+        np.add(out, bias, out=out)
+
+    return kernel
+
+
+_ELEMENTWISE = {
+    "abs": np.absolute, "add": np.add, "div": np.true_divide, "exp": np.exp, "log": np.log, "maximum": np.maximum,
+    "minimum": np.minimum, "mul": np.multiply, "neg": np.negative, "reciprocal": np.reciprocal, "sqrt": np.sqrt,
+    "sub": np.subtract, "tanh": np.tanh,
+}  # fmt: skip
+_COMPARISONS = {
+    "eq": np.equal, "ge": np.greater_equal, "gt": np.greater, "le": np.less_equal, "lt": np.less, "ne": np.not_equal,
+}  # fmt: skip
+_RULES: dict[str, Rule] = {
+    **{name: _elementwise(function) for name, function in _ELEMENTWISE.items()},
+    **{f"{name}_": _elementwise(_ELEMENTWISE[name]) for name in ("add", "div", "mul", "sub")},
+    **{name: _comparison(function) for name, function in _COMPARISONS.items()},
+    "_foreach_add_": _foreach_add,
+    "_to_copy": _to_copy,
+    "addmm": _linear,
+    "amax": _reduction(np.maximum),
+    "amin": _reduction(np.minimum),
+    "cat": _cat,
+    "clamp": _clamp,
+    "clone": _to_copy,
+    "copy_": _copy,
+    "fill_": _fill,
+    "logical_and": _logical(np.logical_and),
+    "logical_or": _logical(np.logical_or),
+    "masked_fill_": _masked_fill,
+    "mean": _mean,
+    "mm": _matrix_product,
+    "pow": _pow,
+    "relu": _relu,
+    "rsub": _reversed_sub,
+    "sum": _reduction(np.add),
+    "where": _where,
+}
+_ANY_SIZE = {"tanh", "mm", "addmm", "cat"}
+"""Rules that do not ask for small tensors; products and what is joined are judged otherwise."""
