@@ -10,7 +10,7 @@ from gymnasium import spaces
 from rl_training.contracts.batches import Step
 from rl_training.contracts.errors import DataError
 from rl_training.contracts.spec import EnvSpec
-from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.data.rollout_buffer import RolloutBuffer, channels_last
 
 HALVES = {"gamma": 0.5, "gae_lambda": 0.5}
 
@@ -381,3 +381,23 @@ def test_a_rollout_has_no_state_of_its_own():
     assert buffer.state_dict() == {}
     buffer.load_state_dict({})
     assert buffer.size == 1
+
+
+class TestMemoryOrderOfImages:
+    """Convolutions want channels last; what the numbers are does not change."""
+
+    def test_bytes_with_channels_first_are_laid_out_for_convolutions(self):
+        images = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).reshape(2, 3, 4, 5)
+        laid_out = channels_last(images)
+        assert torch.equal(laid_out, images)
+        assert laid_out.is_contiguous(memory_format=torch.channels_last)
+        shuffled = laid_out[torch.tensor([1, 0])]  # as a minibatch is taken
+        assert shuffled.is_contiguous(memory_format=torch.channels_last)
+
+    @pytest.mark.parametrize(
+        "rows",
+        [torch.zeros(2, 8, 8, 3, dtype=torch.uint8), torch.zeros(2, 3, 8, 8), torch.zeros(2, 6)],
+        ids=["channels last already", "floats", "vectors"],
+    )
+    def test_anything_else_stays_as_it_is(self, rows):
+        assert channels_last(rows) is rows

@@ -223,6 +223,14 @@ class TestImages:
         assert pixels.dtype == torch.float32
         torch.testing.assert_close(pixels, torch.full((1, 3, 4, 4), expected))
 
+    def test_what_was_observed_is_not_written_into(self):
+        """Pixels are scaled where they lie, and so must lie apart from reals that already have the right order."""
+        encoder = ImageEncoder(spaces.Box(0.0, 1.0, (3, 4, 4), np.float32))
+        encoder.scale = 0.5
+        observed = torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+        assert encoder.pixels(observed).unique().tolist() == [0.5]
+        assert observed.unique().tolist() == [1.0]
+
     @pytest.mark.parametrize(
         ("space", "expected"),
         [

@@ -22,6 +22,15 @@ WRITTEN = ("actions", "logprobs", "rewards", "values", "dones", "truncated", "va
 """What is written step by step; through arrays on the same memory, which are quicker to write to."""
 
 
+def channels_last(images: Tensor) -> Tensor:
+    """Images of bytes with their channels last in memory, as convolutions want them; anything else as it is.
+
+    Done here it is done once, and not by the encoder for every minibatch of every epoch.
+    """
+    is_image = images.dtype == torch.uint8 and images.ndim == 4 and images.shape[1] < min(images.shape[2:])
+    return images.contiguous(memory_format=torch.channels_last) if is_image else images
+
+
 class RolloutBuffer(Stateful):
     """Rows `obs, actions, logprobs, rewards, dones, values`, and `advantages, returns` once computed; all [T, N, ...].
 
@@ -201,7 +210,7 @@ class RolloutBuffer(Stateful):
             return (flat if everything else flat[keep]).to(device)
 
         return RolloutBatch(
-            obs=map_observation(rows, self.obs),
+            obs=map_observation(lambda store: channels_last(rows(store)), self.obs),
             actions=rows(self.actions),
             logprobs=rows(self.logprobs),
             values=rows(self.values),

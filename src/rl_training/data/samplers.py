@@ -63,6 +63,9 @@ class Sampler(Protocol):
 class Indexer(Protocol):
     """Chooses transitions of a buffer."""
 
+    by_priority: ClassVar[bool]
+    """Whether what an update says of transitions matters to it."""
+
     def added(self, buffer: ReplayBuffer) -> None:
         """The buffer has a new row."""
         ...
@@ -86,6 +89,8 @@ class Indexer(Protocol):
 
 class UniformIndexer(Stateful):
     """Every transition is as likely as any other; with replacement."""
+
+    by_priority: ClassVar[bool] = False
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -119,6 +124,7 @@ class PrioritizedIndexer(Stateful):
     by their largest in the batch. New transitions get the largest priority seen so far, to be sampled at least once.
     """
 
+    by_priority: ClassVar[bool] = True
     eps: ClassVar[float] = 1e-6
 
     def __init__(
@@ -248,7 +254,7 @@ class ReplaySampler(Stateful):
 
     def update_priorities(self, indices: Tensor, priorities: Tensor | None) -> None:
         """See `Sampler.update_priorities`."""
-        if priorities is not None:
+        if priorities is not None and self.indexer.by_priority:
             self.indexer.update(indices.numpy(), priorities.detach().cpu().numpy())
 
     def replace(self, buffer: ReplayBuffer) -> None:
@@ -274,7 +280,8 @@ class ReplaySampler(Stateful):
         return map_observation(self._tensor, obs if self.obs_normalizer is None else self.obs_normalizer(obs))
 
     def _tensor(self, array: AnyArray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
+        tensor = torch.from_numpy(array)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device)
 
 
 class MixedSampler(Stateful):

@@ -62,7 +62,7 @@ class SequentialVectorEnv(SyncVectorEnv):
 
     def step(self, actions: Any) -> tuple[Any, AnyArray, AnyArray, AnyArray, Any]:
         """See `SyncVectorEnv.step`; the arrays returned are nobody else's."""
-        if not self._is_quick or len(actions) != self.num_envs or self._autoreset_envs.any():
+        if not self._is_quick or len(actions) != self.num_envs or np.count_nonzero(self._autoreset_envs):
             return super().step(actions)
         seen: list[Any] = self._env_obs
         obs, rewards = np.empty(self._shape, self._dtype), np.empty(self.num_envs, np.float64)

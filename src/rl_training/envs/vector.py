@@ -73,7 +73,7 @@ class AutoresetAdapter:
         obs = _own(obs)
         done = terminated | truncated
         valid, num_valid = ~self.resetting, self.num_envs - int(np.count_nonzero(self.resetting))
-        ended = np.flatnonzero(done) if done.any() else _NOBODY
+        ended = np.flatnonzero(done) if np.count_nonzero(done) else _NOBODY
         reset_info: Mapping[str, Any] = {}
         final_obs: ArrayObservation | None = None
         end_info: Mapping[str, Any] = info

@@ -173,7 +173,8 @@ class ImageEncoder(Encoder):
         """
         ordered = cast("Tensor", obs).permute(self.layout.order)
         images = ordered.reshape(ordered.shape[0], self.layout.num_channels, *self.layout.size)
-        return images.contiguous(memory_format=torch.channels_last).float() * self.scale
+        images = images.contiguous(memory_format=torch.channels_last)
+        return images.to(torch.float32, copy=True).mul_(self.scale)
 
 
 @register_encoder("nature_cnn")
@@ -185,13 +186,13 @@ class NatureCNN(ImageEncoder):
         if min(self.layout.size) < NATURE_SIZE:
             raise SpaceError(f"nature_cnn needs images of at least {NATURE_SIZE} pixels; for {space} use impala_cnn")
         self.convolutions = nn.Sequential(
-            nn.Conv2d(self.layout.num_channels, 32, 8, stride=4), nn.ReLU(),
-            nn.Conv2d(32, 64, 4, stride=2), nn.ReLU(),
-            nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten(),
+            nn.Conv2d(self.layout.num_channels, 32, 8, stride=4), nn.ReLU(inplace=True),
+            nn.Conv2d(32, 64, 4, stride=2), nn.ReLU(inplace=True),
+            nn.Conv2d(64, 64, 3), nn.ReLU(inplace=True), nn.Flatten(),
         )  # fmt: skip
         self.num_features = 512
         width = _num_outputs(self.convolutions, self.layout)
-        self.linear = nn.Sequential(nn.Linear(width, self.num_features), nn.ReLU())
+        self.linear = nn.Sequential(nn.Linear(width, self.num_features), nn.ReLU(inplace=True))
 
     def forward(self, obs: Observation) -> Tensor:
         """See `Encoder.forward`."""
@@ -254,10 +255,10 @@ class DrQCNN(ImageEncoder):
         if min(self.layout.size) < DRQ_SIZE:
             raise SpaceError(f"drq_cnn needs images of at least {DRQ_SIZE} pixels; for {space} use impala_cnn")
         self.convolutions = nn.Sequential(
-            nn.Conv2d(self.layout.num_channels, 32, 3, stride=2), nn.ReLU(),
-            nn.Conv2d(32, 32, 3), nn.ReLU(),
-            nn.Conv2d(32, 32, 3), nn.ReLU(),
-            nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Flatten(),
+            nn.Conv2d(self.layout.num_channels, 32, 3, stride=2), nn.ReLU(inplace=True),
+            nn.Conv2d(32, 32, 3), nn.ReLU(inplace=True),
+            nn.Conv2d(32, 32, 3), nn.ReLU(inplace=True),
+            nn.Conv2d(32, 32, 3), nn.ReLU(inplace=True), nn.Flatten(),
         )  # fmt: skip
         self.num_features = _num_outputs(self.convolutions, self.layout)
 

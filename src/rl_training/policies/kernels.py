@@ -112,13 +112,15 @@ class Recording:
         self.places = [place.detach() for place in places]
         self.kernels = [make_kernel(call, move) for call in needed]
         self.outputs = map_tensors(move, outputs)
+        self.is_flat = type(outputs) is dict and all(isinstance(value, Tensor) for value in outputs.values())
         made = {id(tensor) for tensor in (*places, *(t for call in calls for t in call.outputs()))}
         used = {id(tensor): tensor for call in calls for tensor in call.inputs() if id(tensor) not in made}
-        self.outside = [(tensor, tensor.data_ptr()) for tensor in used.values()]
+        self.outside = list(used.values())
+        self.addresses = [tensor.data_ptr() for tensor in self.outside]
 
     def is_current(self) -> bool:
         """Whether the weights and buffers are still where they were."""
-        return all(tensor.data_ptr() == address for tensor, address in self.outside)
+        return [tensor.data_ptr() for tensor in self.outside] == self.addresses
 
     def replay(self, leaves: list[Tensor]) -> Any:
         """Run the kernels on new inputs; the outputs, copied."""
@@ -127,6 +129,8 @@ class Recording:
                 place.copy_(leaf)
             for kernel in self.kernels:
                 kernel()
+            if self.is_flat:  # what follows, without looking for tensors
+                return {name: value.clone() for name, value in self.outputs.items()}
             return map_tensors(Tensor.clone, self.outputs)
 
 

@@ -230,7 +230,6 @@ class QPolicy(nn.Module, Generic[NetworkT]):
         """Greedy actions [N]."""
         return self.network.q_values(obs).argmax(dim=1)
 
-    @torch.no_grad()
     def _quick(self, obs: Any) -> AnyArray | None:
         """See `mode`, by numpy; None if this is work for torch."""
         outputs = None if self._array_network is None else self._array_network(obs)
@@ -238,8 +237,9 @@ class QPolicy(nn.Module, Generic[NetworkT]):
             return None
         network = self.network
         if network.num_outputs > 1 or network.dueling:
-            rows = torch.from_numpy(outputs).view(len(outputs), -1, network.num_outputs)
-            outputs = network.expected(network.duel(rows)).numpy()
+            with torch.no_grad():
+                rows = torch.from_numpy(outputs).view(len(outputs), -1, network.num_outputs)
+                outputs = network.expected(network.duel(rows)).numpy()
         best: AnyArray = outputs.argmax(axis=1)
         return best
 

@@ -16,6 +16,7 @@ from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.state import Stateful, check_keys, check_plain
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
+from rl_training.runtime.memory import keep_memory
 
 
 @dataclass
@@ -91,6 +92,7 @@ class Trainer(Stateful, ABC):
         Callbacks go on from where those of the same class were when the last call ended, except those that are also
         in `new`: they get a state only from a checkpoint.
         """
+        keep_memory()
         self.callbacks = list(callbacks)
         self._total = total_timesteps
         self._stop_reason, self._interrupted = None, False
