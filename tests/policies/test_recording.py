@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_training.policies.activations import ACTIVATIONS
 from rl_training.policies.kernels import lay_out
@@ -294,3 +295,27 @@ def test_inputs_keep_their_memory_order_while_they_are_recorded():
     gaps = draw(2, 3, 5, 12)[..., ::2]
     torch.testing.assert_close(double(gaps), double.function(gaps.contiguous()))
     assert double.num_recordings == 2
+
+
+class Names(TorchDispatchMode):
+    """Notes the names of all operators that torch runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.found.append(func._overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_large_relu_writes_straight_to_its_place():
+    """Torch's own relu with a place to write to makes new memory first, and copies."""
+    rectify = Recorded(torch.relu)
+    x = torch.linspace(-1, 1, 20_000)
+    for _ in range(3):
+        rectify(x)
+    with Names() as names:
+        found = rectify(x)
+    assert names.found == ["copy_", "clamp_min", "clone"]
+    assert torch.equal(found, torch.relu(x))
