@@ -128,6 +128,8 @@ MEANS = """\
 - **Parameters lie in one flat tensor**, so that the optimizer, gradient clipping and target networks are a few calls.
 - **Replay stores every observation once**, and every frame of a stack once; see [replay](replay.md).
 - **Atari runs in ale-py's own vector environment**; see [Atari](atari.md).
+- **Freed memory is kept** for the next step where the C library is glibc: convolutions make their results anew each
+  time, and memory from the operating system would have to be zeroed and mapped page by page.
 - **Threads are chosen for the network**: one for small ones, more for large ones and images. Set `num_threads` to
   choose yourself.
 

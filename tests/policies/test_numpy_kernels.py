@@ -8,6 +8,7 @@ from rl_training.policies.numpy_kernels import SMALL, SmallArithmetic, numpy_ker
 
 X, Y = (torch.from_numpy(np.random.default_rng(seed).standard_normal((6, 5), dtype=np.float32)) for seed in (0, 1))
 ROW = X[0].clone()
+COLUMN = torch.tensor([[0], [4], [2], [2], [1], [3]])
 EXACT = {
     "add": lambda: X + Y, "broadcast": lambda: X + ROW, "number": lambda: X * 0.3, "sub": lambda: X - Y,
     "rsub": lambda: 1.0 - X, "div": lambda: X / Y, "by number": lambda: X / 3.0, "neg": lambda: -X,
@@ -22,6 +23,10 @@ EXACT = {
     "amin": lambda: X.amin(0, keepdim=True), "mixed types": lambda: X * torch.tensor(0.1, dtype=torch.float64),
     "integers": lambda: torch.arange(4) + 2, "transposed": lambda: X.T + Y.T, "in place": lambda: X.clone().mul_(Y),
     "masked": lambda: X.clone().masked_fill_(X > 0, 2.0), "scaled": lambda: torch.add(X, Y, alpha=0.5),
+    "gather": lambda: X.gather(1, COLUMN), "gather from the end": lambda: X.gather(-1, COLUMN),
+    "gather rows": lambda: X.gather(0, COLUMN[:1]), "gather two": lambda: X.gather(1, COLUMN.expand(6, 2)),
+    "gather transposed": lambda: X.T.gather(1, COLUMN[:5]), "scatter": lambda: X.scatter_add(1, COLUMN, Y[:, :1]),
+    "scatter part": lambda: X.scatter_add(1, COLUMN[:3], Y), "scatter rows": lambda: X.scatter_add(0, COLUMN[:2], Y),
 }  # fmt: skip
 CLOSE = {
     "sqrt": lambda: X.abs().sqrt(),
@@ -29,6 +34,9 @@ CLOSE = {
     "sum of rows": lambda: X.sum(1), "kept": lambda: X.sum(0, keepdim=True), "mean": lambda: X.mean(),
     "mean of columns": lambda: X.mean(0), "mm": lambda: X @ Y.T, "addmm": lambda: torch.addmm(ROW, X, Y.T @ X),
     "scaled product": lambda: torch.addmm(ROW, X, Y.T @ X, beta=0.5),
+    "sum of columns": lambda: X.sum(0), "sum of transposed": lambda: X.T.sum(0),
+    "norm": lambda: X.norm(), "norm of columns": lambda: X.norm(dim=0), "sum of sizes": lambda: X.norm(p=1),
+    "large norm": lambda: torch.linspace(-9, 9, 2 * SMALL).norm(), "norm of a part": lambda: X[:, 1].norm(),
     "sum as double": lambda: X.sum(dtype=torch.float64),
     "large tanh": lambda: torch.linspace(-9, 9, 2 * SMALL).tanh(),
 }  # fmt: skip
@@ -71,3 +79,8 @@ def test_large_tensors_and_other_types_are_left_to_torch():
     small = torch.ones(3)
     assert numpy_kernel("mul", (small, small), {}, small) is not None
     assert numpy_kernel("erf", (small,), {}, small) is None
+
+
+def test_one_element_of_each_row_is_refused_if_it_is_outside():
+    with SmallArithmetic(), pytest.raises((IndexError, RuntimeError)):
+        X.gather(1, COLUMN + 5)

@@ -24,6 +24,8 @@ SMALL = 4096
 """Elements up to which the price of a call matters more than that of the work."""
 SMALL_PRODUCT = 262_144
 """Multiplications in a product of matrices up to which numpy's OpenBLAS uses one thread."""
+SMALL_SUM = 10_000
+"""Numbers in a sum of products up to which it does."""
 
 Kernel = Callable[[], Any]
 Rule = Callable[[list[Any], dict[str, Any], AnyArray], Kernel | None]
@@ -124,8 +126,8 @@ def _pow(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | N
 
 
 def _relu(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
-    # in this order, minus zero stays what it is, as in torch
-    return functools.partial(np.maximum, 0, given[0], out=out) if _is_float(given[0], out) else None
+    # in this order, minus zero stays what it is, as in torch; an array of zeros is three times as quick as a number
+    return functools.partial(np.maximum, np.zeros_like(out), given[0], out=out) if _is_float(given[0], out) else None
 
 
 def _clamp(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
@@ -210,6 +212,28 @@ def _reduction(function: Any) -> Rule:
     return rule
 
 
+def _sum(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+    """Sums of columns as a product with ones, which is several times as quick as numpy's own."""
+    x, axes = given[0], _axes(given, options)
+    if axes is not None and axes[0] == (0,) and x.ndim == 2 and out.flags.c_contiguous and _is_float(x, out):
+        return functools.partial(np.dot, np.ones(len(x), x.dtype), x, out.reshape(-1))
+    return _reduction(np.add)(given, options, out)
+
+
+def _norm(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+    """The root of the sum of all squares."""
+    x, order = given[0], given[1] if len(given) > 1 else 2
+    is_plain = order == 2 and out.ndim == 0 and options.get("dtype") is None and x.flags.c_contiguous
+    if not is_plain or x.size > SMALL_SUM or not _is_float(x, out):
+        return None
+    x = x.reshape(-1)
+
+    def kernel() -> None:
+        np.sqrt(np.dot(x, x), out=out)
+
+    return kernel
+
+
 def _mean(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
     total = _reduction(np.add)(given, options, out)
     if total is None:
@@ -243,6 +267,57 @@ def _linear(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel 
     return kernel
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# One element of each row
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _places(x: AnyArray, axis: int, index: AnyArray) -> tuple[Kernel, AnyArray] | None:
+    """What finds the places [B] in a flat matrix of one element of each row, and where it writes them.
+
+    None unless a matrix [B, A] is asked for columns [B, 1].
+    """
+    if x.ndim != 2 or axis not in (1, -1) or index.shape != (len(x), 1) or index.dtype != np.int64:
+        return None
+    if not x.flags.c_contiguous or not index.flags.c_contiguous:
+        return None
+    found = np.empty(len(x), np.int64)
+    return functools.partial(np.add, np.arange(len(x)) * x.shape[1], index.reshape(-1), out=found), found
+
+
+def _gather(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+    x, axis, index = given[:3]
+    is_plain = not options and out.flags.c_contiguous and _is_float(x, out)
+    places = _places(x, axis, index) if is_plain else None
+    if places is None:
+        return None
+    find, found = places
+    source, target = x.reshape(-1), out.reshape(-1)
+
+    def kernel() -> None:
+        find()
+        source.take(found, out=target)
+
+    return kernel
+
+
+def _scatter_add(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
+    x, axis, index, added = given
+    is_plain = not options and added.shape == index.shape and _is_float(x, added, out)
+    places = _places(out, axis, index) if is_plain else None
+    if places is None:
+        return None
+    find, found = places
+    target, values = out.reshape(-1), added.reshape(-1)
+
+    def kernel() -> None:
+        np.copyto(out, x)
+        find()
+        target[found] += values  # no place twice
+
+    return kernel
+
+
 _ELEMENTWISE = {
     "abs": np.absolute, "add": np.add, "div": np.true_divide, "exp": np.exp, "log": np.log, "maximum": np.maximum,
     "minimum": np.minimum, "mul": np.multiply, "neg": np.negative, "reciprocal": np.reciprocal, "sqrt": np.sqrt,
@@ -265,6 +340,8 @@ _RULES: dict[str, Rule] = {
     "clone": _to_copy,
     "copy_": _copy,
     "fill_": _fill,
+    "gather": _gather,
+    "linalg_vector_norm": _norm,
     "logical_and": _logical(np.logical_and),
     "logical_or": _logical(np.logical_or),
     "masked_fill_": _masked_fill,
@@ -273,8 +350,9 @@ _RULES: dict[str, Rule] = {
     "pow": _pow,
     "relu": _relu,
     "rsub": _reversed_sub,
-    "sum": _reduction(np.add),
+    "scatter_add": _scatter_add,
+    "sum": _sum,
     "where": _where,
 }
-_ANY_SIZE = {"tanh", "mm", "addmm", "cat"}
-"""Rules that do not ask for small tensors; products and what is joined are judged otherwise."""
+_ANY_SIZE = {"tanh", "mm", "addmm", "cat", "linalg_vector_norm"}
+"""Rules that do not ask for small tensors; products, sums of squares and what is joined are judged otherwise."""
