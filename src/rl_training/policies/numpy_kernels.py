@@ -126,7 +126,7 @@ def _pow(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | N
 
 
 def _relu(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
-    # in this order, minus zero stays what it is, as in torch; an array of zeros is three times as quick as a number
+    # in this order, minus zero stays what it is, as in torch; an array of zeros is quicker than a number
     return functools.partial(np.maximum, np.zeros_like(out), given[0], out=out) if _is_float(given[0], out) else None
 
 
@@ -213,7 +213,7 @@ def _reduction(function: Any) -> Rule:
 
 
 def _sum(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
-    """Sums of columns as a product with ones, which is several times as quick as numpy's own."""
+    """Sums of columns as a product with ones, which is quicker than numpy's own."""
     x, axes = given[0], _axes(given, options)
     if axes is not None and axes[0] == (0,) and x.ndim == 2 and out.flags.c_contiguous and _is_float(x, out):
         return functools.partial(np.dot, np.ones(len(x), x.dtype), x, out.reshape(-1))

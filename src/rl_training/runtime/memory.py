@@ -18,9 +18,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 def keep_memory() -> bool:
     """Let the C library keep freed memory for the next gradient step, instead of giving it back each time.
 
-    A convolution makes its results anew at every step, of some megabytes each. Memory from the operating system has to
-    be zeroed and mapped page by page: a tenth of the time of learning from images. Returns whether it can be told;
-    only glibc can.
+    A convolution makes its results anew at every step, of some megabytes each, and memory from the operating system has
+    to be zeroed and mapped page by page. Returns whether it can be told; only glibc can.
     """
     if sys.platform != "linux":
         return False
