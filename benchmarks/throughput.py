@@ -5,8 +5,8 @@
 
 Each peer gets a virtual environment of its own, made when it is first needed (`--environments` says where; the default
 is `.peers` in the root of the repository). The sides take turns, one process for each run. Peers are first tried with
-one thread and with as many as there are cores, in shorter runs, and the faster setting is kept; this package chooses
-for itself.
+one thread and with as many as there are cores, in shorter runs that take turns, and the faster setting is kept; this
+package chooses for itself.
 
 What is compared is what a user gets by default. Here that is a run directory with metrics, TensorBoard files,
 checkpoints and checks of every number, but no evaluations, because the peers do not evaluate unless they are told to.
@@ -45,6 +45,8 @@ from benchmarks.summaries import fastest, ratios
 OUTPUT = RESULTS / "throughput.json"
 TRIAL = 0.3
 """Share of a task's measured steps in runs that only choose the number of threads."""
+NUM_TRIALS = 3
+"""Such runs with each number of threads; the median of their speeds counts, because one alone may be disturbed."""
 
 Runner = Callable[[str, int, int], dict[str, Any]]
 """Runs one side with a number of threads (0: its own choice) up to a step, and says what it measured."""
@@ -70,7 +72,7 @@ class Side:
     threads: int = 0
     """0 is the side's own choice."""
     trials: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Speed in the trial with each number of threads."""
+    """Speed in the trials with each number of threads, the median."""
     runs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     full: dict[str, Any] | None = None
     """A run of `Task.total` steps."""
@@ -84,8 +86,11 @@ def compare(task: Task, peers: list[str], repeats: int, run: Runner, *, full: bo
 
     def choose_threads(name: str, side: Side) -> None:
         if name != "ours":
-            for threads in sorted({1, os.cpu_count() or 1}):
-                side.trials[str(threads)] = run(name, threads, task.measuring(TRIAL).steps)["steps_per_second"]
+            speeds: dict[int, list[float]] = {threads: [] for threads in sorted({1, os.cpu_count() or 1})}
+            for _ in range(NUM_TRIALS):
+                for threads, found in speeds.items():
+                    found.append(run(name, threads, task.measuring(TRIAL).steps)["steps_per_second"])
+            side.trials = {str(threads): statistics.median(found) for threads, found in speeds.items()}
             side.threads = fastest(side.trials)
 
     def measure(name: str, side: Side) -> None:

@@ -121,17 +121,28 @@ def test_sides_take_turns_with_the_best_threads(monkeypatch):
     run, calls = fake_runner({("ours", 0): 9.0, ("sb3", 1): 2.0, ("sb3", 4): 3.0, ("sbx", 1): 5.0, ("sbx", 4): 4.0})
     task = TASKS["sac_halfcheetah"]
     sides = throughput.compare(task, ["sb3", "sbx"], 2, run, full=True)
+    trials = 2 * 2 * throughput.NUM_TRIALS
+    assert [call[:2] for call in calls[: trials // 2]] == [("sb3", 1), ("sb3", 4)] * throughput.NUM_TRIALS
     turn = [("ours", 0, task.steps), ("sb3", 4, task.steps), ("sbx", 1, task.steps)]
-    assert calls[4:10] == turn * 2
-    assert [call[2] for call in calls[10:]] == [20_000] * 3
+    assert calls[trials : trials + 6] == turn * 2
+    assert [call[2] for call in calls[trials + 6 :]] == [20_000] * 3
     assert sides["sb3"].trials == {"1": 2.0, "4": 3.0}
     assert (sides["ours"].trials, sides["ours"].error) == ({}, None)
+
+
+def test_one_disturbed_trial_does_not_choose_the_threads(monkeypatch):
+    monkeypatch.setattr(throughput.os, "cpu_count", lambda: 2)
+    found = {1: iter([5.0, 5.1, 5.2]), 2: iter([1.0, 8.0, 7.0]), 0: iter([9.0])}
+    sides = throughput.compare(
+        TASKS["sac_halfcheetah"], ["sb3"], 0, lambda side, threads, steps: {"steps_per_second": next(found[threads])}
+    )
+    assert (sides["sb3"].threads, sides["sb3"].trials) == (2, {"1": 5.1, "2": 7.0})
 
 
 def test_a_side_that_fails_is_left_out_and_the_others_go_on(monkeypatch):
     monkeypatch.setattr(throughput.os, "cpu_count", lambda: 1)
     speeds = {("ours", 0): 9.0, ("sb3", 1): 2.0, ("sbx", 1): 5.0}
-    run, calls = fake_runner(speeds, fails={("sbx", 1), ("sb3", 3)})
+    run, calls = fake_runner(speeds, fails={("sbx", 1), ("sb3", throughput.NUM_TRIALS + 2)})
     sides = throughput.compare(TASKS["ppo_cartpole"], ["sb3", "sbx"], 3, run)
     assert [len(side.runs) for side in sides.values()] == [3, 1, 0]
     assert [side.error for side in sides.values()] == [None, "no memory left", "no memory left"]

@@ -1,7 +1,8 @@
 """Flat parameters: one contiguous tensor of weights, one of gradients, and the optimizer over them.
 
 The modules' parameters become views into the flat tensors, so a gradient step is a handful of calls whatever the number
-of layers (about a third off the optimizer's time on small networks). Checkpoints never see the flat layout: weights are
+of layers (about a third off the optimizer's time on small networks). Each begins where torch would let it begin by
+itself; the numbers in the gaps are zero, as are their gradients. Checkpoints never see the flat layout: weights are
 saved by the module under their names, optimizer slots here under the same names.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.settings import documented, log_uniform, setting
 from rl_training.contracts.state import MAX_NUMBER, Stateful, check_keys, check_tensor
+from rl_training.policies.kernels import ALIGNMENT
 from rl_training.policies.networks import TrainingMode
 from rl_training.policies.recording import Recorded
 
@@ -51,17 +53,21 @@ class ParameterStore(Stateful):
     def __init__(self, module: nn.Module, optimizer: OptimizerConfig) -> None:
         named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         self.parameters = list(named.values())
-        self.flat = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in named.values()]))
+        self.slices: dict[str, tuple[slice, torch.Size]] = {}
+        size = 0
+        for name, parameter in named.items():
+            self.slices[name] = (slice(size, size + parameter.numel()), parameter.shape)
+            size += -(-parameter.nbytes // ALIGNMENT) * ALIGNMENT // parameter.element_size()
+        self.flat = nn.Parameter(self.parameters[0].new_zeros(size))
         self.grad = torch.zeros_like(self.flat)
         self.flat.grad = self.grad
-        self.slices: dict[str, tuple[slice, torch.Size]] = {}
-        start = 0
-        for name, parameter in named.items():
-            span = slice(start, start + parameter.numel())
-            parameter.data = self.flat.data[span].view_as(parameter)
-            parameter.grad = self.grad[span].view_as(parameter)
-            self.slices[name] = (span, parameter.shape)
-            start = span.stop
+        self._gradients = [self.grad[span].view(shape) for span, shape in self.slices.values()]
+        for parameter, gradient, (span, shape) in zip(
+            self.parameters, self._gradients, self.slices.values(), strict=True
+        ):
+            self.flat.data[span] = parameter.detach().reshape(-1)
+            parameter.data = self.flat.data[span].view(shape)
+            parameter.grad = gradient
         self.optimizer = optimizer.make(self.flat)
         self.is_fused = bool(self.optimizer.param_groups[0].get("fused"))
         self._apply = Recorded(self.optimizer_step)
@@ -78,7 +84,8 @@ class ParameterStore(Stateful):
         Only the store's own parameters are differentiated: an actor's loss goes through critics without learning them.
         """
         found = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-        torch.cat([gradient.reshape(-1) for gradient in found], out=self.grad)
+        for place, gradient in zip(self._gradients, found, strict=True):
+            place.copy_(gradient)
         norm: Tensor = self.grad.norm()
         if max_grad_norm is not None:
             self.grad.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
