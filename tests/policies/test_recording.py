@@ -352,3 +352,38 @@ def test_results_are_written_to_where_they_are_kept(case):
         recorded(draw(10_000))
     inputs_and_outputs = 1 + 2
     assert names.found.count("copy_") + names.found.count("clone") == inputs_and_outputs + (case != "only kept")
+
+
+def test_recorded_functions_within_one_are_parts_of_it():
+    """The inner ones are not recorded by themselves, and the whole has the bits of what is written."""
+    net = network()
+    store = ParameterStore(net, OptimizerConfig())
+    step = GradientStep(store, losses_of(net), module=net, max_grad_norm=None)
+    double = Recorded(lambda x: 2 * x)
+
+    def both(rate, x, index):
+        return {**step(rate, double(x), index, 0.1), "sum": double(x).sum()}
+
+    whole, plain_net = Recorded(both, net), network()
+    plain = GradientStep(
+        ParameterStore(plain_net, OptimizerConfig()), losses_of(plain_net), module=plain_net, max_grad_norm=None
+    )
+    for turn in range(SEEN_BEFORE + 3):
+        x, index = draw(ROWS, 3, seed=turn), torch.arange(ROWS) % 4
+        found, expected = whole(0.01, x, index), plain(0.01, 2 * x, index, 0.1)
+        assert all(torch.equal(found[name], value) for name, value in expected.items()), turn
+        assert all(torch.equal(a, b) for a, b in zip(net.parameters(), plain_net.parameters(), strict=True)), turn
+    assert whole.num_recordings == 1
+    assert (double.num_recordings, step._recorded.num_recordings) == (0, 0)
+
+
+def test_a_failure_within_a_recorded_function_leaves_others_recording():
+    def fail(x):
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        Recorded(fail)(draw(3))
+    double = Recorded(lambda x: 2 * x)
+    for _ in range(SEEN_BEFORE + 1):
+        double(draw(3))
+    assert double.num_recordings == 1

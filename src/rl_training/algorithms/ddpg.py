@@ -10,7 +10,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rl_training.algorithms.off_policy_actor_critic import OffPolicyActorCriticAlgorithm, OffPolicyActorCriticConfig
+from rl_training.algorithms.off_policy_actor_critic import (
+    OffPolicyActorCriticAlgorithm,
+    OffPolicyActorCriticConfig,
+    critic_report,
+)
 from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.settings import documented, setting
 from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
@@ -50,22 +54,18 @@ class DDPGAlgorithm(OffPolicyActorCriticAlgorithm[DDPGConfig]):
         """See `OffPolicyActorCriticAlgorithm.actor_losses`: up the first critic's values."""
         return {"loss": -self.policy.critic(obs, self.policy.actor(obs), slice(1)).mean()}
 
-    def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
-        """One gradient step of the critic, one of the actor."""
-        actor_rate, critic_rate = self.learning_rates(progress)
+    def learn(
+        self, batch: TransitionBatch, actor_rate: float, critic_rate: float, learns_to_act: bool, *draws: Tensor
+    ) -> dict[str, Tensor]:
+        """See `OffPolicyActorCriticAlgorithm.learn`: the actor learns in every step."""
         critic = self.critic_step(critic_rate, batch)
         actor = self.actor_step(actor_rate, batch.obs)
         self.update_targets(self.config.tau)
-        return UpdateResult(
-            metrics={
-                "loss/critic": critic["loss"],
-                "loss/policy": actor["loss"],
-                "value/q_mean": critic["q_mean"],
-                "train/learning_rate": actor_rate,
-                "train/gradient_norm": critic["gradient_norm"],
-            },
-            priorities=critic["priorities"],
-        )
+        return {**critic_report(critic), "loss/policy": actor["loss"]}
+
+    def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
+        """One gradient step of the critic, one of the actor."""
+        return self.learn_from(batch, progress)
 
 
 SPEC = AlgorithmSpec(

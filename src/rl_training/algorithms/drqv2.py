@@ -9,7 +9,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rl_training.algorithms.off_policy_actor_critic import OffPolicyActorCriticAlgorithm, OffPolicyActorCriticConfig
+from rl_training.algorithms.off_policy_actor_critic import (
+    OffPolicyActorCriticAlgorithm,
+    OffPolicyActorCriticConfig,
+    critic_report,
+)
 from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.images import has_images, image_layout, is_image
@@ -104,24 +108,20 @@ class DrQv2Algorithm(OffPolicyActorCriticAlgorithm[DrQv2Config]):
         assert isinstance(obs, Tensor)
         return {"loss": -self.policy.critic(obs, self.sample(obs, noise)).amin(0).mean()}
 
+    def learn(
+        self, batch: TransitionBatch, actor_rate: float, critic_rate: float, learns_to_act: bool, *draws: Tensor
+    ) -> dict[str, Tensor]:
+        """See `OffPolicyActorCriticAlgorithm.learn`: the actor learns in every step, from the critics' features."""
+        critic = self.critic_step(critic_rate, batch, draws[0])
+        actor = self.actor_step(actor_rate, critic["features"], draws[1])
+        self.update_targets(self.config.tau)
+        return {**critic_report(critic), "loss/policy": actor["loss"]}
+
     def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
         """One gradient step of the encoder and the critics, one of the actor."""
-        actor_rate, critic_rate = self.learning_rates(progress)
         std = value_of(self.config.noise.std, progress.fraction)
         shifted = batch._replace(obs=self.shifted(batch.obs), next_obs=self.shifted(batch.next_obs))
-        critic = self.critic_step(critic_rate, shifted, std * self.draw_noise(batch))
-        actor = self.actor_step(actor_rate, critic["features"], std * self.draw_noise(batch))
-        self.update_targets(self.config.tau)
-        return UpdateResult(
-            metrics={
-                "loss/critic": critic["loss"],
-                "loss/policy": actor["loss"],
-                "value/q_mean": critic["q_mean"],
-                "train/learning_rate": actor_rate,
-                "train/gradient_norm": critic["gradient_norm"],
-            },
-            priorities=critic["priorities"],
-        )
+        return self.learn_from(shifted, progress, std * self.draw_noise(batch), std * self.draw_noise(batch))
 
     def sample(self, features: Tensor, noise: Tensor) -> Tensor:
         """The actor's actions [B, A] with clipped noise. The gradient is that of the action without noise and bounds.

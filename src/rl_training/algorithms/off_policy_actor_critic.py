@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.contracts.algorithm import Algorithm
-from rl_training.contracts.batches import Observation, Progress, TransitionBatch
+from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.schedule import ScheduleOrFloat, value_of
 from rl_training.contracts.settings import documented, log_uniform, setting
 from rl_training.contracts.spec import EnvSpec, OffPolicyConfig
@@ -20,6 +21,7 @@ from rl_training.policies.actors import ContinuousPolicy, OffPolicyNetworkConfig
 from rl_training.policies.distributions import normal_noise
 from rl_training.policies.exploration import NoiseConfig
 from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
+from rl_training.policies.recording import Recorded
 from rl_training.policies.targets import Target
 
 
@@ -55,6 +57,16 @@ class OffPolicyActorCriticConfig(OffPolicyConfig):
 OffPolicyActorCriticConfigT = TypeVar("OffPolicyActorCriticConfigT", bound=OffPolicyActorCriticConfig)
 
 
+def critic_report(critic: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What `learn` returns of the critics' step."""
+    return {
+        "loss/critic": critic["loss"],
+        "value/q_mean": critic["q_mean"],
+        "train/gradient_norm": critic["gradient_norm"],
+        "priorities": critic["priorities"],
+    }
+
+
 class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Generic[OffPolicyActorCriticConfigT]):
     """Base of off-policy actor-critics: builds the policy, its optimizers and the critics' target."""
 
@@ -74,6 +86,8 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
         norm = config.max_grad_norm
         self.critic_step = GradientStep(self.critic_store, self.critic_losses, module=self.policy, max_grad_norm=norm)
         self.actor_step = GradientStep(self.actor_store, self.actor_losses, module=self.policy, max_grad_norm=norm)
+        is_fused = self.actor_store.is_fused  # if not, the optimizer reads its rate as a number, and steps by itself
+        self._learn: Callable[..., dict[str, Tensor]] = Recorded(self.learn, self.policy) if is_fused else self.learn
 
     @abstractmethod
     def q_target(self, batch: TransitionBatch, *draws: Tensor) -> Tensor:
@@ -82,6 +96,24 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
     @abstractmethod
     def actor_losses(self, obs: Observation, *draws: Tensor) -> dict[str, Tensor]:
         """What a step of the actor makes smaller, named `loss`; a function of tensors alone."""
+
+    @abstractmethod
+    def learn(
+        self, batch: TransitionBatch, actor_rate: float, critic_rate: float, learns_to_act: bool, *draws: Tensor
+    ) -> dict[str, Tensor]:
+        """One gradient step of the critics, one of the actor if it `learns_to_act`, and what follows of the targets.
+
+        A function of tensors alone. It returns what is reported, by name, and `priorities` [B].
+        """
+
+    def learn_from(
+        self, batch: TransitionBatch, progress: Progress, *draws: Tensor, learns_to_act: bool = True
+    ) -> UpdateResult:
+        """`learn` with the rates that are due, recorded as a whole."""
+        rates = self.learning_rates(progress)
+        found = self._learn(batch, *rates, learns_to_act, *draws)
+        priorities = found.pop("priorities")
+        return UpdateResult({"train/learning_rate": rates[0], **found}, priorities=priorities)
 
     def critic_losses(self, batch: TransitionBatch, *draws: Tensor) -> dict[str, Tensor]:
         """The critics' errors; `priorities` [B] are the mean absolute ones over the critics."""

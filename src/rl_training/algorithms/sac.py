@@ -10,8 +10,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rl_training.algorithms.off_policy_actor_critic import OffPolicyActorCriticAlgorithm, OffPolicyActorCriticConfig
-from rl_training.contracts.batches import Metrics, Observation, Progress, TransitionBatch, UpdateResult
+from rl_training.algorithms.off_policy_actor_critic import (
+    OffPolicyActorCriticAlgorithm,
+    OffPolicyActorCriticConfig,
+    critic_report,
+)
+from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.settings import documented, setting
 from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
 from rl_training.functional.ensembles import soft_target
@@ -87,30 +91,26 @@ class SACAlgorithm(OffPolicyActorCriticAlgorithm[SACConfig]):
         """The temperature's loss, given log-probabilities [B] of fresh actions."""
         return {"loss": temperature_loss(self.temperature.log_alpha, log_prob, self.target_entropy)}
 
-    def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
-        """One gradient step of the critics, of the actor and of the temperature; the critics' targets follow."""
-        config, alpha = self.config, self.alpha()
-        actor_rate, critic_rate = self.learning_rates(progress)
-        critic = self.critic_step(critic_rate, batch, alpha, self.draw_noise(batch))
-        metrics: Metrics = {
-            "loss/critic": critic["loss"],
-            "value/q_mean": critic["q_mean"],
-            "train/temperature": alpha,
-            "train/learning_rate": actor_rate,
-            "train/gradient_norm": critic["gradient_norm"],
-        }
-        if (progress.updates + 1) % config.policy_delay == 0:
-            metrics |= self._learn_to_act(batch, alpha, actor_rate)
-        self.update_targets(config.tau)
-        return UpdateResult(metrics, priorities=critic["priorities"])
+    def learn(
+        self, batch: TransitionBatch, actor_rate: float, critic_rate: float, learns_to_act: bool, *draws: Tensor
+    ) -> dict[str, Tensor]:
+        """See `OffPolicyActorCriticAlgorithm.learn`: the temperature learns with the actor."""
+        alpha = self.alpha()
+        critic = self.critic_step(critic_rate, batch, alpha, draws[0])
+        found = {**critic_report(critic), "train/temperature": alpha}
+        if learns_to_act:
+            actor = self.actor_step(actor_rate, batch.obs, alpha, draws[1])
+            found |= {"loss/policy": actor["loss"], "policy/entropy": -actor["log_prob"].mean()}
+            if self.config.temperature is None:
+                found["loss/temperature"] = self.temperature_step(actor_rate, actor["log_prob"])["loss"]
+        self.update_targets(self.config.tau)
+        return found
 
-    def _learn_to_act(self, batch: TransitionBatch, alpha: Tensor, learning_rate: float) -> Metrics:
-        """One step of the actor with fresh actions, and one of the temperature with their log-probabilities."""
-        actor = self.actor_step(learning_rate, batch.obs, alpha, self.draw_noise(batch))
-        metrics: Metrics = {"loss/policy": actor["loss"], "policy/entropy": -actor["log_prob"].mean()}
-        if self.config.temperature is None:
-            metrics["loss/temperature"] = self.temperature_step(learning_rate, actor["log_prob"])["loss"]
-        return metrics
+    def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
+        """One gradient step of the critics; every `policy_delay` steps one of the actor and of the temperature."""
+        learns_to_act = (progress.updates + 1) % self.config.policy_delay == 0
+        draws = [self.draw_noise(batch) for _ in range(1 + learns_to_act)]
+        return self.learn_from(batch, progress, *draws, learns_to_act=learns_to_act)
 
 
 SPEC = AlgorithmSpec(

@@ -10,8 +10,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rl_training.algorithms.off_policy_actor_critic import OffPolicyActorCriticAlgorithm, OffPolicyActorCriticConfig
-from rl_training.contracts.batches import Metrics, Observation, Progress, TransitionBatch, UpdateResult
+from rl_training.algorithms.off_policy_actor_critic import (
+    OffPolicyActorCriticAlgorithm,
+    OffPolicyActorCriticConfig,
+    critic_report,
+)
+from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.settings import choices, documented, setting, uniform
 from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
 from rl_training.functional.ensembles import pessimistic_target
@@ -60,21 +64,20 @@ class TD3Algorithm(OffPolicyActorCriticAlgorithm[TD3Config]):
         """See `OffPolicyActorCriticAlgorithm.actor_losses`: up the first critic's values."""
         return {"loss": -self.policy.critic(obs, self.policy.actor(obs), slice(1)).mean()}
 
+    def learn(
+        self, batch: TransitionBatch, actor_rate: float, critic_rate: float, learns_to_act: bool, *draws: Tensor
+    ) -> dict[str, Tensor]:
+        """See `OffPolicyActorCriticAlgorithm.learn`: the targets follow when the actor learns."""
+        found = critic_report(self.critic_step(critic_rate, batch, *draws))
+        if learns_to_act:
+            found["loss/policy"] = self.actor_step(actor_rate, batch.obs)["loss"]
+            self.update_targets(self.config.tau)
+        return found
+
     def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
         """One gradient step of the critics; every `policy_delay` steps one of the actor, and the targets follow."""
-        config = self.config
-        actor_rate, critic_rate = self.learning_rates(progress)
-        critic = self.critic_step(critic_rate, batch, self.draw_noise(batch))
-        metrics: Metrics = {
-            "loss/critic": critic["loss"],
-            "value/q_mean": critic["q_mean"],
-            "train/learning_rate": actor_rate,
-            "train/gradient_norm": critic["gradient_norm"],
-        }
-        if (progress.updates + 1) % config.policy_delay == 0:
-            metrics["loss/policy"] = self.actor_step(actor_rate, batch.obs)["loss"]
-            self.update_targets(config.tau)
-        return UpdateResult(metrics, priorities=critic["priorities"])
+        learns_to_act = (progress.updates + 1) % self.config.policy_delay == 0
+        return self.learn_from(batch, progress, self.draw_noise(batch), learns_to_act=learns_to_act)
 
 
 SPEC = AlgorithmSpec(

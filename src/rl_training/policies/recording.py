@@ -20,7 +20,8 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -48,7 +49,7 @@ class Recorded(Generic[R]):
     Numbers of type float that are given become tensors without dimensions, so they may change from call to call; other
     plain values are part of what a recording is made for. `module` is the network that the function evaluates: if any
     part of it is of a class from outside of torch and this package, nothing is recorded, because such a class may do
-    what the rule above forbids.
+    what the rule above forbids. Recorded functions may call others: these become parts of their recording.
 
     Example:
         >>> double = Recorded(lambda x: 2 * x)
@@ -77,6 +78,8 @@ class Recorded(Generic[R]):
         leaves: list[Tensor] = []
         kinds: list[Any] = []
         given = tuple(_flatten(arg, leaves, kinds) for arg in args)
+        if getattr(_within, "recorded", False):
+            return self.function(*given)
         if self._is_foreign:
             return self.function(*map_tensors(_aligned, given))
         if self.refusal or not self._busy.acquire(blocking=False):  # another thread uses the memory
@@ -94,7 +97,7 @@ class Recorded(Generic[R]):
 
     def _as_written(self, given: tuple[Any, ...]) -> R:
         """A call that is not replayed, with the same arithmetic as one that is."""
-        with SmallArithmetic():  # type: ignore[no-untyped-call]
+        with SmallArithmetic(), _part_of_another():  # type: ignore[no-untyped-call]
             return self.function(*map_tensors(_aligned, given))
 
     def _run(self, kind: Any, leaves: list[Tensor], given: tuple[Any, ...]) -> R:
@@ -108,7 +111,7 @@ class Recorded(Generic[R]):
     def _record(self, kind: Any, leaves: list[Tensor], given: tuple[Any, ...]) -> R:
         places = [torch.empty_like(leaf).copy_(leaf) for leaf in leaves]  # in the same order: kernels round by it
         queue = iter(places)
-        with Recorder() as recorder:
+        with Recorder() as recorder, _part_of_another():
             outputs = self.function(*map_tensors(lambda _: next(queue), given))
         self.refusal = recorder.refusal
         if self.refusal:
@@ -122,6 +125,19 @@ class Recorded(Generic[R]):
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies begin without recordings, which are bound to the memory of their tensors."""
         return type(self), (self.function, self._module)
+
+
+_within = threading.local()
+"""Whether this thread is within a recorded function: those that it calls are parts of it."""
+
+
+@contextmanager
+def _part_of_another() -> Iterator[None]:
+    _within.recorded = True
+    try:
+        yield
+    finally:
+        _within.recorded = False
 
 
 def _flatten(value: Any, leaves: list[Tensor], kinds: list[Any]) -> Any:
