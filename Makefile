@@ -75,6 +75,7 @@ bench: $(DEV) ## Speed against other packages, and its page in the docs: 35 minu
 	-@$(BIN)/python benchmarks/throughput.py --repeats $(BENCH_REPEATS) --environments $(PEERS)
 	-@$(BIN)/python benchmarks/costs.py --environments $(PEERS)
 	-@$(BIN)/python benchmarks/frame_replay.py
+	-@$(BIN)/python benchmarks/limits.py
 	-@$(BIN)/python benchmarks/scaling.py
 	@$(BIN)/python benchmarks/page.py
 

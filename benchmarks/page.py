@@ -118,6 +118,14 @@ the time went is the run's own account (`time/env_fraction`, `time/policy_fracti
 run logs): stepping environments, choosing actions, learning, and the rest, such as storing and logging.
 """
 
+LIMITS_TEXT = """\
+### How near to the limit
+
+Steps per second if there were nothing but the products of matrices and the convolutions of acting and of updates, made
+by torch's own kernels with nothing in between, and the environment by itself (`benchmarks/limits.py`). Nobody who uses
+these kernels can be faster. The sides' shares of that are those of their medians above.
+"""
+
 MEANS = """\
 ## By what means
 
@@ -162,6 +170,7 @@ writes this page anew:
 | `python benchmarks/throughput.py` | training, start and memory; `--task`, `--peers`, `--repeats`, `--full` | 24 |
 | `python benchmarks/costs.py` | imports, checkpoints, replay | 2 |
 | `python benchmarks/frame_replay.py` | replay of Atari | 1 |
+| `python benchmarks/limits.py` | products, convolutions and environments alone | 1 |
 | `python benchmarks/scaling.py` | what it is bound by; `--sweep`, `--seconds`, `--repeats` | 7 |
 | `python benchmarks/page.py` | nothing: it writes this page | |
 """
@@ -175,6 +184,7 @@ class Results:
     costs: dict[str, Any] = field(default_factory=dict)
     sweeps: dict[str, Any] = field(default_factory=dict)
     frames: dict[str, Any] = field(default_factory=dict)
+    limits: dict[str, Any] = field(default_factory=dict)
 
 
 def read_results(directory: Path = RESULTS) -> Results:
@@ -192,6 +202,7 @@ def read_results(directory: Path = RESULTS) -> Results:
         {key: value for key, value in read("costs").items() if key != "format"},
         ordered(read("scaling").get("sweeps", {}), SWEEPS),
         read("frame_replay"),
+        ordered(read("limits").get("tasks", {}), TASKS),
     )
 
 
@@ -226,6 +237,9 @@ def page(results: Results) -> str:
         parts += [COUNTED, *failures(results.tasks)]
         parts += [THREADS, side_table(results.tasks, threads_text)]
         parts += total_part(results.tasks)
+        if rows := limit_rows(results):
+            head = ["Task", "Limit", "Arithmetic", "Environment", *(SHORT[side] for side in ("ours", *PEERS))]
+            parts += [LIMITS_TEXT, table(head, rows) + "\n"]
         parts += [START, start_table(results.tasks)]
         parts += [SETTINGS, settings_table(results.tasks)]
     if "imports" in results.costs:
@@ -334,6 +348,19 @@ def total_text(task: Mapping[str, Any], side: Mapping[str, Any]) -> str:
         return f"**{side['full']['seconds']:,.0f}** (measured)"
     found = spread(seconds_to(task["total"], run, task["start"]) for run in side["runs"])
     return f"{spread_text(found, '{:,.0f}')} extrapolated" if found else "failed"
+
+
+def limit_rows(results: Results) -> list[list[str]]:
+    """Steps per second at most, milliseconds of a step of which that is the sum, and the sides' shares of it."""
+    rows = []
+    for name, limit in results.limits.items():
+        if name in results.tasks:
+            sides = results.tasks[name]["sides"]
+            speeds = [spread_of(sides.get(side, {}).get("runs", []), "steps_per_second") for side in ("ours", *PEERS)]
+            shares = ["–" if speed is None else f"{speed.median / limit['steps_per_second']:.0%}" for speed in speeds]
+            parts = [f"{1e3 * limit[part]:.2f} ms" for part in ("arithmetic", "environment")]
+            rows.append([results.tasks[name]["task"]["title"], number(limit["steps_per_second"]), *parts, *shares])
+    return rows
 
 
 def start_table(tasks: Mapping[str, Any]) -> str:
@@ -447,7 +474,8 @@ def shares_of(runs: Sequence[Mapping[str, Any]]) -> Shares:
 
 def where_part(results: Results) -> str:
     """Machines, versions, commits and dates behind the numbers."""
-    abouts = [entry["about"] for entry in (*results.tasks.values(), *results.sweeps.values())]
+    measured = (*results.tasks.values(), *results.sweeps.values(), *results.limits.values())
+    abouts = [entry["about"] for entry in measured]
     abouts += [part["about"] for part in (results.costs, results.frames) if "about" in part]
     lines = ["## Where it was measured\n"]
     if not abouts:

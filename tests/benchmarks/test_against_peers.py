@@ -5,11 +5,16 @@ from __future__ import annotations
 import doctest
 import sys
 
+import numpy as np
 import pytest
+import torch
 from benchmarks.sides.tasks import TASKS, Task
+from gymnasium import spaces
+from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import harness, page, scaling, summaries, throughput
+from benchmarks import harness, limits, page, scaling, summaries, throughput
 from rl_training.experiment.config import Layer, resolve
+from rl_training.policies.encoders import NatureCNN
 
 sys.path.append(str(harness.SIDES))  # where the scripts find each other, in environments without this package
 import run_ours
@@ -205,6 +210,55 @@ def test_every_point_of_a_sweep_is_a_valid_config(name):
     sweep = scaling.SWEEPS[name]
     for value in sweep.values:
         assert resolve([Layer(sweep.config(value), "benchmark")]).algo in name + " ppo"
+
+
+# Limits
+
+
+def multiplications(name, parts):
+    """Multiplications of all products per step, from the shapes that the products were made of."""
+    with FlopCounterMode(display=False) as counter:
+        total = 0.0
+        for share, products in parts(TASKS[name]):
+            before = counter.get_total_flops()
+            for product in products:
+                product()
+            total += share * (counter.get_total_flops() - before) / 2
+    return total
+
+
+def test_the_limit_has_the_products_of_an_update_and_no_others():
+    rows, width, seen, actions = 256, 256, 17, 6
+
+    def passes(num_inputs, num_outputs):  # first layer, second layer, last layer
+        return np.array([num_inputs * width, width * width, width * num_outputs])
+
+    actor, critic, not_first = passes(seen, 2 * actions), passes(seen + actions, 0), np.array([0, 1, 1])
+    to_actions = passes(actions, 0)  # nobody asks how observations should change
+    sac = 2 * actor + actor + actor * not_first + 2 * (3 * critic + critic + critic * not_first + to_actions)
+    assert multiplications("sac_halfcheetah", limits.sac) == rows * sac.sum()
+    actor = passes(seen, actions)
+    slow = actor + actor + actor * not_first + critic + to_actions
+    td3 = actor + 2 * (2 * critic + critic + critic * not_first) + slow / 2
+    assert multiplications("td3_halfcheetah", limits.td3) == rows * td3.sum()
+
+
+def test_the_limit_of_convolutions_is_that_of_the_encoder():
+    encoder = NatureCNN(spaces.Box(0, 255, (4, 84, 84), np.uint8))
+    with FlopCounterMode(display=False) as counter:
+        features = encoder(torch.zeros(32, 4, 84, 84, dtype=torch.uint8))
+        forward = counter.get_total_flops() / 2
+        torch.autograd.grad(features.sum(), list(encoder.parameters()))
+        both = counter.get_total_flops() / 2
+    # acting on one of them; a quarter of an update: the target's values, and what was counted here
+    assert multiplications("dqn_pong", limits.dqn_pong) == forward / 32 + (forward + both) / 4
+
+
+def test_the_page_shows_how_near_to_the_limit_the_sides_are():
+    limit = {"steps_per_second": 200.0, "arithmetic": 0.004, "environment": 0.001}
+    task = {"task": {"title": "Some task"}, **entry([100.0], [50.0])}
+    rows = page.limit_rows(page.Results(tasks={"a": task}, limits={"a": limit, "b": limit}))
+    assert rows == [["Some task", "200", "4.00 ms", "1.00 ms", "50%", "25%", "–"]]
 
 
 # The page
