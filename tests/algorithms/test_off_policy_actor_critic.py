@@ -20,6 +20,7 @@ from rl_training.experiment.schema import build, to_plain
 from rl_training.policies.actors import OffPolicyNetworkConfig
 from rl_training.policies.exploration import NoiseConfig
 from rl_training.policies.parameters import OptimizerConfig
+from rl_training.policies.recording import SEEN_BEFORE
 
 B, OBS, A = 12, 3, 2
 SPEC = EnvSpec(spaces.Box(-1, 1, (OBS,)), spaces.Box(-1, 1, (A,)))
@@ -394,6 +395,64 @@ class TestEvery:
             algorithm.update(batch._replace(reward=reward, discount=torch.zeros(64)), at(updates))
         action = algorithm.policy.act(make_batch(rows=64).obs, deterministic=True).action
         assert (action - best).abs().mean().item() < 0.2
+
+
+class TestRecording:
+    """An update is recorded as a whole; `Recorded` itself is tested elsewhere."""
+
+    @pytest.mark.parametrize(
+        ("name", "settings", "num_recordings"),
+        [
+            ("ddpg", {}, 1),
+            ("td3", {}, 2),  # with the actor and without
+            ("td3", {"policy_delay": 1, "max_grad_norm": 0.5}, 1),
+            ("sac", {}, 1),
+            ("sac", {"temperature": 0.2, "policy_delay": 3}, 2),
+            ("sac", {"max_grad_norm": 0.5, "num_critics": 3}, 1),
+        ],
+    )
+    def test_replays_have_the_bits_of_what_is_written(self, name, settings, num_recordings):
+        quick, plain = make(name, **settings), make(name, **settings)
+        for updates in range(4 * (SEEN_BEFORE + 2)):
+            plain._quick_learn.refusal = "this one is not to be recorded"
+            found, expected = (a.update(make_batch(updates), at(updates)) for a in (quick, plain))
+            assert_equal(found.metrics, expected.metrics)
+            assert torch.equal(found.priorities, expected.priorities)
+            assert_equal(quick.state_dict(), plain.state_dict())
+        assert quick._quick_learn.num_recordings == num_recordings
+        assert plain._quick_learn.num_recordings == 0
+
+    @each_algorithm
+    def test_one_that_is_restored_goes_on_with_the_same_bits(self, name):
+        first, second = make(name), make(name, seed=1)
+        until = 2 * (SEEN_BEFORE + 2)
+        for updates in range(until):
+            first.update(make_batch(updates), at(updates))
+        second.load_state_dict(state_of(first))
+        for updates in range(until, 2 * until):
+            for algorithm in (first, second):
+                algorithm.update(make_batch(updates), at(updates))
+            assert_equal(first.state_dict(), second.state_dict())
+
+    def test_only_the_parts_are_recorded_where_more_may_happen_between_them(self):
+        class Slow(SACAlgorithm):
+            """Its targets follow at every third update, which it counts in Python."""
+
+            count = 0
+
+            def update_targets(self, tau):
+                self.count += 1
+                if self.count % 3 == 0:
+                    super().update_targets(1.0)
+
+        algorithm = Slow(SACConfig(), SPEC, CPU, np.random.default_rng(0))
+        changes = []
+        for updates in range(9):
+            before = algorithm.critic_target.flat.clone()
+            algorithm.update(make_batch(updates), at(updates))
+            changes.append(not torch.equal(before, algorithm.critic_target.flat))
+        assert changes == [False, False, True] * 3
+        assert algorithm.critic_step._recorded.num_recordings == 1
 
 
 class TestDelays:

@@ -255,3 +255,24 @@ class TestState:
     def test_the_state_of_another_optimizer_is_refused(self):
         with pytest.raises(CheckpointError, match="the optimizer is RMSprop, the checkpoint's Adam"):
             ParameterStore(make_module(), OptimizerConfig("rmsprop")).load_state_dict(self.saved())
+
+
+def test_what_was_not_a_number_is_gone_after_a_load():
+    """Clipping by a norm that is NaN makes all gradients NaN, also those between the parameters."""
+    module = make_module()
+    store = ParameterStore(module, OptimizerConfig())
+    run(module, store, range(1))
+    weights, slots = copy.deepcopy(module.state_dict()), copy.deepcopy(store.state_dict())
+    store.step(loss_of(module, 1) * float("nan"), learning_rate=0.01, max_grad_norm=0.5)
+    module.load_state_dict(weights)
+    store.load_state_dict(slots)
+    norm = store.step(loss_of(module, 1), learning_rate=0.01, max_grad_norm=0.5)
+    assert torch.isfinite(norm)
+    assert all(torch.isfinite(p).all() for p in module.parameters())
+
+
+@pytest.mark.parametrize("dtypes", [[], [torch.float32, torch.float64]])
+def test_parameters_are_of_one_type(dtypes):
+    module = nn.ParameterList([nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in dtypes])
+    with pytest.raises(ValueError, match="parameters of one type"):
+        ParameterStore(module, OptimizerConfig())

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rl_training.policies import recording
 from rl_training.policies.activations import ACTIVATIONS
 from rl_training.policies.kernels import lay_out
 from rl_training.policies.numpy_kernels import SmallArithmetic
@@ -326,7 +327,8 @@ def test_large_relu_writes_straight_to_its_place():
 def test_results_are_written_to_where_they_are_kept(case):
     """The copy is spared where nobody can tell, and made where somebody could."""
     memory = torch.zeros(3 * 10_000 + 64)
-    place = memory[16 if case != "not aligned" else 17 :][:10_000]
+    start = 16 if case != "not aligned" else 17
+    place = memory[start:][:10_000]
 
     def function(x):
         made = torch.tanh(x) if case != "a part of it" else torch.tanh(torch.cat((x, x)))[:10_000]
@@ -346,8 +348,8 @@ def test_results_are_written_to_where_they_are_kept(case):
             expected = function(x)
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), turn
         assert torch.equal(kept, place)
-    assert memory[:16].eq(0).all()
-    assert memory[17 + 10_000 :].eq(0).all()
+    assert memory[:start].eq(0).all()
+    assert memory[start + 10_000 :].eq(0).all()
     with Names() as names:
         recorded(draw(10_000))
     inputs_and_outputs = 1 + 2
@@ -387,3 +389,79 @@ def test_a_failure_within_a_recorded_function_leaves_others_recording():
     for _ in range(SEEN_BEFORE + 1):
         double(draw(3))
     assert double.num_recordings == 1
+
+
+def rounded(x, place):
+    place.copy_((x.exp().view(torch.int32) & -16).view(torch.float32))
+    return place.sum()
+
+
+def complex_parts(x, place):
+    place.copy_(torch.view_as_real(torch.complex(x[::2].exp(), x[1::2].exp())).reshape(-1))
+    return place.sum()
+
+
+def read_as_bytes(x, place):
+    made = x.exp()
+    first = made.view(torch.uint8)[:4].sum()
+    place.copy_(made)
+    return place.sum() + first
+
+
+@pytest.mark.parametrize("function", [rounded, complex_parts, read_as_bytes])
+def test_results_that_are_kept_may_be_seen_as_other_types_before(function):
+    place = torch.zeros(10_000)
+    recorded = Recorded(lambda x: function(x, place))
+    for turn in range(SEEN_BEFORE + 3):
+        x = draw(10_000, seed=turn)
+        found, kept = recorded(x), place.clone()
+        with SmallArithmetic():
+            assert torch.equal(found, function(x, place)), turn
+        assert torch.equal(kept, place), turn
+
+
+def test_an_operator_may_give_different_numbers_of_results():
+    """The first layer's inputs need no gradient, so its backward gives a tensor less than the second's."""
+    net = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+    step = GradientStep(ParameterStore(net, OptimizerConfig()), losses_of(net), module=net, max_grad_norm=None)
+    for turn in range(SEEN_BEFORE + 2):
+        step(0.01, draw(ROWS, 3, seed=turn), torch.arange(ROWS) % 4, 0.1)
+    assert step._recorded.num_recordings == 1
+
+
+def test_what_cannot_be_run_again_is_refused_with_its_results(monkeypatch):
+    def fail(*_):
+        raise ValueError("no such overload")
+
+    monkeypatch.setattr(recording, "Recording", fail)
+    double = Recorded(lambda x: 2 * x)
+    for turn in range(SEEN_BEFORE + 3):
+        assert double(torch.tensor([float(turn)])).item() == 2 * turn
+    assert double.num_recordings == 0
+    assert "no such overload" in double.refusal
+
+
+@pytest.mark.parametrize("function", [torch.tanh, torch.exp])
+def test_operators_that_are_told_where_to_write_have_the_same_bits(function):
+    place = torch.zeros(100)
+
+    def tell(x):
+        function(x, out=place)
+        return 2 * place
+
+    recorded = Recorded(tell)
+    for turn in range(SEEN_BEFORE + 3):
+        x = draw(100, seed=turn)
+        assert torch.equal(recorded(x), 2 * function(x)), turn
+
+
+def test_copies_that_need_not_wait():
+    place = torch.zeros(5)
+
+    def keep(x):
+        place.copy_(x, non_blocking=True)
+        return 2 * place
+
+    recorded = Recorded(keep)
+    for turn in range(SEEN_BEFORE + 3):
+        assert recorded(torch.full((5,), float(turn))).tolist() == [2.0 * turn] * 5

@@ -86,8 +86,13 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
         norm = config.max_grad_norm
         self.critic_step = GradientStep(self.critic_store, self.critic_losses, module=self.policy, max_grad_norm=norm)
         self.actor_step = GradientStep(self.actor_store, self.actor_losses, module=self.policy, max_grad_norm=norm)
-        is_fused = self.actor_store.is_fused  # if not, the optimizer reads its rate as a number, and steps by itself
-        self._learn: Callable[..., dict[str, Tensor]] = Recorded(self.learn, self.policy) if is_fused else self.learn
+        # only its parts are recorded if the optimizer reads its rate as a number, or a subclass from elsewhere may do
+        # between them what a recording would not repeat
+        is_own = type(self).__module__.split(".")[0] == __name__.split(".")[0]
+        can_be_recorded = is_own and self.actor_store.is_fused
+        self._quick_learn: Callable[..., dict[str, Tensor]] = (
+            Recorded(self.learn, self.policy) if can_be_recorded else self.learn
+        )
 
     @abstractmethod
     def q_target(self, batch: TransitionBatch, *draws: Tensor) -> Tensor:
@@ -109,9 +114,9 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
     def learn_from(
         self, batch: TransitionBatch, progress: Progress, *draws: Tensor, learns_to_act: bool = True
     ) -> UpdateResult:
-        """`learn` with the rates that are due, recorded as a whole."""
+        """`learn` with the rates that are due, recorded as a whole where that can be."""
         rates = self.learning_rates(progress)
-        found = self._learn(batch, *rates, learns_to_act, *draws)
+        found = self._quick_learn(batch, *rates, learns_to_act, *draws)
         priorities = found.pop("priorities")
         return UpdateResult({"train/learning_rate": rates[0], **found}, priorities=priorities)
 

@@ -226,13 +226,15 @@ class Mover:
     def _move(self, tensor: Tensor) -> Tensor:
         place = self._kept.get(storage_of(tensor))
         if place is not None:
-            start = place.storage_offset() + tensor.storage_offset()
-            return place.detach().as_strided(tensor.shape, tensor.stride(), start)
+            return _view(tensor, place.untyped_storage(), int(place.storage_offset()) * place.element_size())
         offset = self.offsets.get(storage_of(tensor))
-        if offset is None:
-            return tensor.detach()
-        start = (self._base + offset) // tensor.element_size() + tensor.storage_offset()
-        return torch.empty(0, dtype=tensor.dtype).set_(self._block, start, tensor.shape, tensor.stride())
+        return tensor.detach() if offset is None else _view(tensor, self._block, self._base + offset)
+
+
+def _view(tensor: Tensor, memory: torch.UntypedStorage, offset: int) -> Tensor:
+    """A tensor like another, in memory that begins so many bytes into a piece of it."""
+    start = offset // tensor.element_size() + tensor.storage_offset()
+    return torch.empty(0, dtype=tensor.dtype).set_(memory, start, tensor.shape, tensor.stride())
 
 
 def take_over(calls: Sequence[Call], first: dict[int, int], last: dict[int, int]) -> dict[int, int]:
@@ -301,13 +303,14 @@ _WRITERS: dict[Any, Writer] = {}
 def make_kernel(call: Call, move: Callable[[Tensor], Tensor]) -> Kernel:
     """The call without what surrounds it: its arguments are bound, its results are written to where they were."""
     args, kwargs, result = (map_tensors(move, value) for value in (call.args, call.kwargs, call.result))
-    kernel = numpy_kernel(call.name, args, kwargs, result)
+    kernel = None if "out" in kwargs else numpy_kernel(call.name, args, kwargs, result)
     if kernel is not None:
         return kernel
     if call.is_in_place:
         method = getattr(Tensor, call.name) if call.name in METHODS else call.operator
         return functools.partial(method, *args, **kwargs)
-    form = (call.operator, len(args), tuple(kwargs), type(call.result))
+    # some give fewer tensors where fewer gradients are wanted
+    form = (call.operator, len(args), tuple(kwargs), type(call.result), len(call.outputs()))
     if form not in _WRITERS:
         _WRITERS[form] = find_writer(call)
     return _WRITERS[form](args, kwargs, result)

@@ -55,8 +55,7 @@ def numpy_kernel(name: str, args: Sequence[Any], kwargs: dict[str, Any], result:
     rule = _RULES.get(name)
     if rule is None:
         return None
-    target = kwargs.get("out", result)
-    target = target[0] if isinstance(target, (list, tuple)) and len(target) == 1 else target
+    target = result[0] if isinstance(result, (list, tuple)) and len(result) == 1 else result
     tensors = [value for arg in (*args, *kwargs.values()) for value in (arg if isinstance(arg, list) else [arg])]
     tensors = [value for value in tensors if isinstance(value, Tensor)]
     if not isinstance(target, Tensor):  # `_foreach_add_` returns nothing
@@ -67,7 +66,7 @@ def numpy_kernel(name: str, args: Sequence[Any], kwargs: dict[str, Any], result:
     if name not in _ANY_SIZE and any(tensor.numel() > SMALL for tensor in everything):
         return None
     given = [_array(arg) for arg in args]
-    options = {key: _array(value) for key, value in kwargs.items() if key != "out"}
+    options = {key: _array(value) for key, value in kwargs.items()}
     return rule(given, options, target.detach().numpy())
 
 
@@ -164,7 +163,7 @@ def _masked_fill(given: list[Any], options: dict[str, Any], out: AnyArray) -> Ke
 
 
 def _copy(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
-    return functools.partial(np.copyto, out, given[-1] if len(given) == 2 else given[0], "unsafe")
+    return functools.partial(np.copyto, out, given[1], "unsafe")
 
 
 def _to_copy(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:

@@ -53,6 +53,8 @@ class ParameterStore(Stateful):
     def __init__(self, module: nn.Module, optimizer: OptimizerConfig) -> None:
         named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         self.parameters = list(named.values())
+        if len({parameter.dtype for parameter in self.parameters}) != 1:
+            raise ValueError(f"a store needs parameters of one type, got {[p.dtype for p in self.parameters]}")
         self.slices: dict[str, tuple[slice, torch.Size]] = {}
         size = 0
         for name, parameter in named.items():
@@ -120,6 +122,7 @@ class ParameterStore(Stateful):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore optimizer slots. Weights are restored by the module that owns them."""
+        self.grad.zero_()  # also between the parameters, where clipping may have left what is not a number
         slots: dict[str, Any] = {}
         if state["kind"] != type(self.optimizer).__name__:
             raise CheckpointError(f"the optimizer is {type(self.optimizer).__name__}, the checkpoint's {state['kind']}")

@@ -49,7 +49,8 @@ class Recorded(Generic[R]):
     Numbers of type float that are given become tensors without dimensions, so they may change from call to call; other
     plain values are part of what a recording is made for. `module` is the network that the function evaluates: if any
     part of it is of a class from outside of torch and this package, nothing is recorded, because such a class may do
-    what the rule above forbids. Recorded functions may call others: these become parts of their recording.
+    what the rule above forbids. Recorded functions may call others, which become parts of their
+    recording; the outer one's `module` must then contain theirs.
 
     Example:
         >>> double = Recorded(lambda x: 2 * x)
@@ -114,12 +115,15 @@ class Recorded(Generic[R]):
         with Recorder() as recorder, _part_of_another():
             outputs = self.function(*map_tensors(lambda _: next(queue), given))
         self.refusal = recorder.refusal
+        if not self.refusal:
+            try:
+                self._recordings[kind] = Recording(recorder.calls, places, outputs)
+            except Exception as error:  # an operator that is not called as others are; its results are there already
+                self.refusal = f"its kernels cannot be run again: {type(error).__name__}: {error}"
         if self.refusal:
             self._recordings.clear()
-        else:
-            self._recordings[kind] = Recording(recorder.calls, places, outputs)
-            if len(self._recordings) > MAX_RECORDINGS:
-                self._recordings.popitem(last=False)
+        elif len(self._recordings) > MAX_RECORDINGS:
+            self._recordings.popitem(last=False)
         return map_tensors(lambda x: x.detach().clone(), outputs)  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -133,6 +137,7 @@ _within = threading.local()
 
 @contextmanager
 def _part_of_another() -> Iterator[None]:
+    """What is called meanwhile is not recorded by itself."""
     _within.recorded = True
     try:
         yield
