@@ -63,13 +63,10 @@ class ParameterStore(Stateful):
         self.flat = nn.Parameter(self.parameters[0].new_zeros(size))
         self.grad = torch.zeros_like(self.flat)
         self.flat.grad = self.grad
-        self._gradients = [self.grad[span].view(shape) for span, shape in self.slices.values()]
-        for parameter, gradient, (span, shape) in zip(
-            self.parameters, self._gradients, self.slices.values(), strict=True
-        ):
+        for parameter, (span, shape) in zip(self.parameters, self.slices.values(), strict=True):
             self.flat.data[span] = parameter.detach().reshape(-1)
             parameter.data = self.flat.data[span].view(shape)
-            parameter.grad = gradient
+            parameter.grad = self.grad[span].view(shape)
         self.optimizer = optimizer.make(self.flat)
         self.is_fused = bool(self.optimizer.param_groups[0].get("fused"))
         self._apply = Recorded(self.optimizer_step)
@@ -86,8 +83,8 @@ class ParameterStore(Stateful):
         Only the store's own parameters are differentiated: an actor's loss goes through critics without learning them.
         """
         found = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-        for place, gradient in zip(self._gradients, found, strict=True):
-            place.copy_(gradient)
+        for gradient, (span, shape) in zip(found, self.slices.values(), strict=True):
+            self.grad[span].view(shape).copy_(gradient)
         norm: Tensor = self.grad.norm()
         if max_grad_norm is not None:
             self.grad.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
