@@ -162,12 +162,12 @@ In a clone, on a machine that does nothing else:
 make bench
 ```
 
-The first time, that makes an environment for each peer in `.peers`. Then it runs what follows, in about 35 minutes, and
+The first time, that makes an environment for each peer in `.peers`. Then it runs what follows, in under an hour, and
 writes this page anew:
 
 | Command | What it measures | Minutes |
 | --- | --- | --- |
-| `python benchmarks/throughput.py` | training, start and memory; `--task`, `--peers`, `--repeats`, `--full` | 24 |
+| `python benchmarks/throughput.py` | training, start and memory; `--task`, `--peers`, `--repeats`, `--full` | 30 to 40 |
 | `python benchmarks/costs.py` | imports, checkpoints, replay | 2 |
 | `python benchmarks/frame_replay.py` | replay of Atari | 1 |
 | `python benchmarks/limits.py` | products, convolutions and environments alone | 1 |

@@ -153,7 +153,7 @@ def calls_to_repeat(calls: Sequence[Call]) -> list[Call]:
 def copies_to_spare(calls: Sequence[Call], outputs: Any) -> dict[int, Call]:
     """Copies that only move a result to where it is kept, by their steps: it can be written there in the first place.
 
-    Gradients are such results: a copy of them all takes a twentieth of a step of networks of 256 x 256.
+    Gradients are such results.
     """
     first: dict[int, int] = {}
     last: dict[int, int] = {}
