@@ -167,7 +167,7 @@ writes this page anew:
 
 | Command | What it measures | Minutes |
 | --- | --- | --- |
-| `python benchmarks/throughput.py` | training, start and memory; `--task`, `--peers`, `--repeats`, `--full` | 30 to 40 |
+| `python benchmarks/throughput.py` | training, start and memory; `--task`, `--peers`, `--repeats`, `--full` | 30–40 |
 | `python benchmarks/costs.py` | imports, checkpoints, replay | 2 |
 | `python benchmarks/frame_replay.py` | replay of Atari | 1 |
 | `python benchmarks/limits.py` | products, convolutions and environments alone | 1 |
