@@ -37,7 +37,7 @@ from rl_training.experiment.build import Experiment
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import safe_name
 from rl_training.experiment.metadata import package_versions, utc_now
-from rl_training.policies.kernels import storage_of
+from rl_training.policies.calls import storage_of
 from rl_training.policies.recording import Recorder
 
 ExportFormat = Literal["onnx", "torch-export"]

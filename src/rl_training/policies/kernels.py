@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from rl_training.policies.calls import Call, map_tensors, storage_of, tensors_in
+from rl_training.policies.native.takeover import Library, Takeover
 from rl_training.policies.numpy_kernels import numpy_kernel
 
 Kernel = Callable[[], Any]
@@ -37,69 +39,6 @@ ELEMENTWISE = frozenset(
 """Operators that may write each element where they read it."""
 
 
-def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """The value with every tensor in it replaced; they may be in dicts, lists and tuples."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        return {key: map_tensors(function, item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        items = [map_tensors(function, item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in a value: alone, or in dicts, lists and tuples."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from tensors_in(tuple(value.values()))
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
-
-
-class Call(NamedTuple):
-    """One operator as it was called, and what it gave."""
-
-    operator: OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Any
-
-    @property
-    def name(self) -> str:
-        """The operator's name without its overload."""
-        return str(self.operator._overloadpacket.__name__)
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether it changes some of its arguments."""
-        return bool(self.operator._schema.is_mutable)
-
-    def inputs(self) -> list[Tensor]:
-        """Tensors among the arguments."""
-        return list(tensors_in((self.args, self.kwargs)))
-
-    def outputs(self) -> list[Tensor]:
-        """Tensors among the results."""
-        return list(tensors_in(self.result))
-
-    def written(self) -> list[Tensor]:
-        """Arguments that the operator changes in place."""
-        found: list[Tensor] = []
-        for index, argument in enumerate(self.operator._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                found += tensors_in(self.args[index] if index < len(self.args) else self.kwargs.get(argument.name))
-        return found
-
-
-def storage_of(tensor: Tensor) -> int:
-    """What tells one piece of memory from another, whatever views there are of it."""
-    return int(tensor.untyped_storage()._cdata)
-
-
 class Recording:
     """The kernels of one call, ready to run again on memory that is theirs.
 
@@ -112,8 +51,13 @@ class Recording:
         needed = [call for step, call in enumerate(needed) if step not in straight]
         move = Mover(needed, outputs, straight.values())
         self.places = [place.detach() for place in places]
-        self.kernels = [make_kernel(call, move) for call in needed]
         self.outputs = map_tensors(move, outputs)
+        written = (t for call in needed for t in call.written() if storage_of(t) not in move.offsets)
+        kept = [*map(move, written), *(call.args[0] for call in straight.values()), *tensors_in(self.outputs)]
+        kernels = [make_kernel(call, move) for call in needed]
+        self.takeover: Takeover | None = Takeover(needed, kernels, move, outputs, kept)
+        self.kernels = kernels
+        self.library: Library | None = None
         self.is_flat = type(outputs) is dict and all(isinstance(value, Tensor) for value in outputs.values())
         made = {id(tensor) for tensor in (*places, *(t for call in calls for t in call.outputs()))}
         used = {id(tensor): tensor for call in calls for tensor in call.inputs() if id(tensor) not in made}
@@ -129,11 +73,22 @@ class Recording:
         with torch.no_grad(), np.errstate(all="ignore"):  # torch does not warn of infinities either
             for place, leaf in zip(self.places, leaves, strict=True):
                 place.copy_(leaf)
-            for kernel in self.kernels:
-                kernel()
+            if self.takeover is None:
+                for kernel in self.kernels:
+                    kernel()
+            else:
+                self._prepare()
             if self.is_flat:  # what follows, without looking for tensors
                 return {name: value.clone() for name, value in self.outputs.items()}
             return map_tensors(Tensor.clone, self.outputs)
+
+    def _prepare(self) -> None:
+        """Run the kernels while it is not settled yet whether they are compiled."""
+        takeover = self.takeover
+        assert takeover is not None
+        takeover.run()
+        if takeover.is_done:
+            self.kernels, self.library, self.takeover = takeover.kernels, takeover.library, None
 
 
 def calls_to_repeat(calls: Sequence[Call]) -> list[Call]:

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 
-from rl_training.policies.kernels import ALIGNMENT, Call, Recording, map_tensors, tensors_in
+from rl_training.policies.calls import Call, map_tensors, tensors_in
+from rl_training.policies.kernels import ALIGNMENT, Recording
 from rl_training.policies.numpy_kernels import SmallArithmetic
 
 R = TypeVar("R")

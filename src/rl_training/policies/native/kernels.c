@@ -1,0 +1,154 @@
+/* Products of matrices, with the order of sums of the library that computes them where nothing is compiled. */
+
+#include "kernels.h"
+
+#define ROWS 6 /* of the result, that stay in registers */
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (order){__VA_ARGS__})
+#endif
+
+/* A matrix of 4 x 4 turned over. */
+INLINE void transpose(const float* from, long from_row, float* to, long to_row) {
+    typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
+    typedef int order __attribute__((vector_size(16)));
+    four a = *(const four*)from, b = *(const four*)(from + from_row);
+    four c = *(const four*)(from + 2 * from_row), d = *(const four*)(from + 3 * from_row);
+    four ab = SHUFFLE(a, b, 0, 4, 1, 5), cd = SHUFFLE(c, d, 0, 4, 1, 5);
+    *(four*)to = SHUFFLE(ab, cd, 0, 1, 4, 5);
+    *(four*)(to + to_row) = SHUFFLE(ab, cd, 2, 3, 6, 7);
+    ab = SHUFFLE(a, b, 2, 6, 3, 7), cd = SHUFFLE(c, d, 2, 6, 3, 7);
+    *(four*)(to + 2 * to_row) = SHUFFLE(ab, cd, 0, 1, 4, 5);
+    *(four*)(to + 3 * to_row) = SHUFFLE(ab, cd, 2, 3, 6, 7);
+}
+
+/* B [k, n] by panels of PANEL columns, the last filled up with zeros; from panel `first` to before `last`. */
+void pack(const float* b, long row, long column, long k, long n, float* out, long first, long last) {
+    for (long p = first; p < last; p++) {
+        float* to = out + p * k * PANEL;
+        long width = n - p * PANEL < PANEL ? n - p * PANEL : PANEL;
+        const float* from = b + p * PANEL * column;
+        if (width < PANEL) memset(to, 0, k * PANEL * sizeof(float));
+        if (column == 1) {
+            for (long q = 0; q < k; q++) memcpy(to + q * PANEL, from + q * row, width * sizeof(float));
+            continue;
+        }
+        long j = 0;
+        for (; j + 4 <= width && row == 1; j += 4) {
+            long q = 0;
+            for (; q + 4 <= k; q += 4) transpose(from + q + j * column, column, to + q * PANEL + j, PANEL);
+            for (; q < k; q++)
+                for (long l = j; l < j + 4; l++) to[q * PANEL + l] = from[q + l * column];
+        }
+        for (; j < width; j++)
+            for (long q = 0; q < k; q++) to[q * PANEL + j] = from[q * row + j * column];
+    }
+}
+
+/* Products of some rows of A and a panel of B, from `begin` to before `end`, one after the other. Not a function, because
+   compilers then no longer see that all sums fit into registers. */
+#define SUM(begin, end)                                                                                              \
+    for (int r = 0; r < rows; r++)                                                                                   \
+        for (int v = 0; v < vectors; v++) sum[r][v] = (vec){0};                                                      \
+    for (long q = begin; q < end; q++) {                                                                             \
+        vec right[VECTORS];                                                                                          \
+        for (int v = 0; v < vectors; v++) right[v] = *(const vec*)(b + q * b_row + v * LANES);                       \
+        for (int r = 0; r < rows; r++) {                                                                             \
+            vec left = (vec){0} + a[r * x->a_row + q * x->a_column];                                                 \
+            for (int v = 0; v < vectors; v++) sum[r][v] = FMA(left, right[v], sum[r][v]);                            \
+        }                                                                                                            \
+    }
+
+/* One row of a panel, after the sums: out of the registers. */
+INLINE void finish(const product_type* x, long i, const int vectors, const int is_whole, long j, vec* total) {
+    float* c = x->c + i * x->c_row + j;
+    const float* mask = x->mask + i * x->mask_row + j;
+    if (x->relu)
+        for (int v = 0; v < vectors; v++) total[v] = (vec)((bits)total[v] & ~(total[v] <= 0.0f));
+    if (is_whole) {
+        if (x->mask)
+            for (int v = 0; v < vectors; v++) total[v] = (vec)((bits)total[v] & ~(*(const vec*)(mask + v * LANES) <= 0.0f));
+        for (int v = 0; v < vectors; v++) *(vec*)(c + v * LANES) = total[v];
+    } else {
+        float row[PANEL];
+        long width = x->n - j < vectors * LANES ? x->n - j : vectors * LANES;
+        for (int v = 0; v < vectors; v++) *(vec*)(row + v * LANES) = total[v];
+        for (long l = 0; l < width; l++) c[l] = x->mask && mask[l] <= 0.0f ? 0.0f : row[l];
+    }
+}
+
+/* Rows of a panel from `i` on, or of its first vectors; a whole one if all of its columns are. `some` are the numbers of
+   the rows in C, if not all are computed. */
+INLINE void tile(const product_type* x, const long* some, long i, const int rows, const int vectors, const int is_whole,
+                 const float* b, long b_row, long j, const vec* bias) {
+    const float* a = x->a + i * x->a_row;
+    if (is_whole && x->chunk >= x->k) {
+        vec sum[ROWS][VECTORS];
+        SUM(0, x->k)
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) { /* without a detour through memory: this is most of the time if k is small */
+            vec total[VECTORS];
+            for (int v = 0; v < vectors; v++) total[v] = bias[v] + sum[r][v];
+            finish(x, some ? some[i + r] : i + r, vectors, 1, j, total);
+        }
+        return;
+    }
+    vec total[ROWS][VECTORS];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) total[r][v] = bias[v];
+    for (long start = 0; start < x->k; start += x->chunk) {
+        vec sum[ROWS][VECTORS];
+        SUM(start, (start + x->chunk < x->k ? start + x->chunk : x->k))
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < vectors; v++) total[r][v] += sum[r][v];
+    }
+    for (int r = 0; r < rows; r++) finish(x, some ? some[i + r] : i + r, vectors, is_whole, j, total[r]);
+}
+
+INLINE void tiles(const product_type* x, const long* some, const int rows, const int vectors, const int is_whole,
+                  const float* b, long b_row, long j) {
+    vec bias[VECTORS];
+    memset(bias, 0, sizeof(bias));
+    if (x->bias) memcpy(bias, x->bias + j, (x->n - j < vectors * LANES ? x->n - j : vectors * LANES) * sizeof(float));
+    for (long i = 0; i < x->m; i += rows) /* the last rows together with some that were computed before */
+        tile(x, some, i + rows <= x->m ? i : x->m - rows, rows, vectors, is_whole, b, b_row, j, bias);
+}
+
+INLINE void panels(const product_type* x, const long* some) {
+    for (long j = 0; j < x->n; j += PANEL) {
+        const float* b = x->packed ? x->packed + j * x->k : x->b + j;
+        long b_row = x->packed ? PANEL : x->b_row;
+        long width = x->n - j < PANEL ? x->n - j : PANEL;
+        if (x->m < ROWS)
+            for (long l = 0; l < width; l += LANES) tiles(x, some, 1, 1, 0, b + l, b_row, j + l);
+        else if (width == PANEL) tiles(x, some, ROWS, VECTORS, 1, b, b_row, j);
+        else if (width > PANEL / 2) tiles(x, some, ROWS, VECTORS, 0, b, b_row, j);
+        else if (width > LANES) tiles(x, some, ROWS, VECTORS / 2, 0, b, b_row, j);
+        else tiles(x, some, ROWS, 1, 0, b, b_row, j);
+    }
+}
+
+void product(const product_type* x) { panels(x, 0); }
+
+/* The same where many rows of A are zero: the others are copied to `memory` first, and their numbers to `some`. */
+void product_of_some(const product_type* x, float* memory, long* some) {
+    product_type y = *x;
+    y.m = 0;
+    for (long i = 0; i < x->m; i++) {
+        const float* a = x->a + i * x->a_row;
+        int is_zero = 1;
+        for (long q = 0; is_zero && q < x->k; q += LANES)
+            for (long l = q; l < q + LANES && l < x->k; l++) is_zero &= a[l] == 0.0f;
+        if (is_zero) memset(x->c + i * x->c_row, 0, x->n * sizeof(float));
+        else {
+            memcpy(memory + y.m * x->k, a, x->k * sizeof(float));
+            some[y.m++] = i;
+        }
+    }
+    y.a = memory;
+    y.a_row = x->k;
+    panels(&y, some);
+}
+
+int panel_columns(void) { return PANEL; }

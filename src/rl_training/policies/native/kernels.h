@@ -1,0 +1,124 @@
+/* What compiled recordings are made of, apart from loops over elements.
+
+   The order of every sum is that of the library which computes it where nothing is compiled, so that the numbers are
+   the same to the bit. Compiled without contraction: a product and a sum are only one operation where it says fma. */
+
+#include <math.h>
+#include <string.h>
+
+/* ------------------------------------------------------------------------------------------------------------------
+   Vectors: as wide as the machine's, and as many of them as fit into its registers
+   ------------------------------------------------------------------------------------------------------------------ */
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define LANES 16
+#define VECTORS 4
+#define FMA(a, b, c) ((vec)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
+#elif defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+#define LANES 8
+#define VECTORS 2
+#define FMA(a, b, c) ((vec)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#define LANES 4
+#define VECTORS 4
+#define FMA(a, b, c) ((vec)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
+#else
+#error "no vectors with fused products and sums"
+#endif
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int bits __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+#define PANEL (LANES * VECTORS)
+#define INLINE static inline __attribute__((always_inline))
+
+/* ------------------------------------------------------------------------------------------------------------------
+   Products: kernels.c is compiled once, recordings are told where it is
+   ------------------------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    long m, n, k;         /* C [m, n] = A [m, k] B [k, n], then what follows */
+    const float* a;       /* an element of A lies at a[row * a_row + column * a_column], and so on */
+    long a_row, a_column;
+    const float* b;
+    long b_row, b_column;
+    const float* packed;  /* B by panels of PANEL columns, if it was packed */
+    float* c;
+    long c_row;
+    const float* bias;    /* a row that is added, or none */
+    int relu;             /* whether what is negative becomes zero */
+    const float* mask;    /* where these are not positive, the result is zero; or none */
+    long mask_row;
+    long chunk;           /* so many products are summed one after the other, and then the sums of chunks */
+} product_type;
+typedef void (*product_function)(const product_type*);
+typedef void (*product_of_some_function)(const product_type*, float* memory, long* some);
+typedef void (*pack_function)(const float* b, long row, long column, long k, long n, float* out, long first, long last);
+
+/* ------------------------------------------------------------------------------------------------------------------
+   Sums
+   ------------------------------------------------------------------------------------------------------------------ */
+
+/* Of columns, in torch's order: levels of partial sums. */
+static void sum_rows(const float* x, long rows, long step, long columns, int power, float* out) {
+    float level[4][columns];
+    memset(level, 0, sizeof(level));
+    long size = 1L << power, i = 0;
+    while (i + size <= rows) {
+        for (long j = 0; j < size; j++, i++)
+            for (long c = 0; c < columns; c++) level[0][c] += x[i * step + c];
+        for (int j = 1; j < 4; j++) {
+            for (long c = 0; c < columns; c++) { level[j][c] += level[j - 1][c]; level[j - 1][c] = 0; }
+            if (i & ((size - 1) << (j * power))) break;
+        }
+    }
+    for (; i < rows; i++)
+        for (long c = 0; c < columns; c++) level[0][c] += x[i * step + c];
+    for (long c = 0; c < columns; c++) out[c] = ((level[0][c] + level[1][c]) + level[2][c]) + level[3][c];
+}
+
+/* Of neighbours, in torch's order: eight at a time, four of these beside each other. */
+static float sum_lanes(const float* x, long n) {
+    float part[4][8];
+    memset(part, 0, sizeof(part));
+    long eights = n / 8, fours = eights / 4;
+    for (long i = 0; i < fours; i++)
+        for (int k = 0; k < 4; k++)
+            for (int l = 0; l < 8; l++) part[k][l] += x[(4 * i + k) * 8 + l];
+    for (long i = 4 * fours; i < eights; i++)
+        for (int l = 0; l < 8; l++) part[0][l] += x[i * 8 + l];
+    for (int k = 1; k < 4; k++)
+        for (int l = 0; l < 8; l++) part[0][l] += part[k][l];
+    float total = 0;
+    for (long i = eights * 8; i < n; i++) total += x[i];
+    for (int l = 0; l < 8; l++) total += part[0][l];
+    return total;
+}
+
+/* Of neighbours, in numpy's order: halves of halves. */
+static float sum_pairs(const float* x, long n) {
+    if (n < 8) {
+        float total = 0;
+        for (long i = 0; i < n; i++) total += x[i];
+        return total;
+    }
+    if (n <= 128) {
+        float r[8];
+        long i = 8;
+        for (int j = 0; j < 8; j++) r[j] = x[j];
+        for (; i < n - n % 8; i += 8)
+            for (int j = 0; j < 8; j++) r[j] += x[i + j];
+        float total = ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]));
+        for (; i < n; i++) total += x[i];
+        return total;
+    }
+    long half = n / 2;
+    half -= half % 8;
+    return sum_pairs(x, half) + sum_pairs(x + half, n - half);
+}
+
+/* The larger and the smaller of two; NaN if either is. */
+INLINE float largest(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
+INLINE float least(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }

@@ -1,0 +1,104 @@
+"""What a statement of C touches, and by which thread."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+C_TYPES = {torch.float32: "float", torch.float64: "double", torch.bool: "unsigned char", torch.int64: "long long"}
+"""Types of tensors that statements can work on."""
+
+Ranges = tuple[tuple[int, int], ...]
+"""For each thread from which address to which; an empty range is (0, 0)."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Memory that a statement reads or writes."""
+
+    ranges: Ranges
+    writes: bool
+
+    def disturbs(self, other: Access) -> bool:
+        """Whether a thread has to wait for another between the two."""
+        if not (self.writes or other.writes):
+            return False
+        return any(
+            mine[0] < its[1] and its[0] < mine[1]
+            for i, mine in enumerate(self.ranges)
+            for j, its in enumerate(other.ranges)
+            if i != j
+        )
+
+
+@dataclass
+class Statement:
+    """Some C, the memory it touches, and whether all threads run it, each on its part, or only the first."""
+
+    code: str
+    accesses: list[Access]
+    is_wide: bool
+
+
+class Pointers:
+    """The tensors of a program, and what C calls them. Addresses are given when it runs, not when it is compiled."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self._known: dict[tuple[int, torch.dtype], int] = {}
+
+    def name(self, tensor: Tensor) -> str:
+        """Where a tensor begins, as C of the right type."""
+        key = (tensor.data_ptr(), tensor.dtype)
+        if key not in self._known:
+            self._known[key] = len(self.tensors)
+            self.tensors.append(tensor)
+        return f"(({C_TYPES[tensor.dtype]}*)p[{self._known[key]}])"
+
+
+def extent(tensor: Tensor) -> tuple[int, int]:
+    """The addresses of a tensor's first byte, and of the one after its last."""
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.element_size() * (1 + last)
+
+
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors may share memory."""
+    (a, b), (c, d) = extent(one), extent(other)
+    return a < d and c < b
+
+
+def same_elements(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same numbers at the same places."""
+    return one.data_ptr() == other.data_ptr() and one.dtype == other.dtype and _steps(one) == _steps(other)
+
+
+def _steps(tensor: Tensor) -> list[tuple[int, int]]:
+    return [(n, stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
+
+
+def by_first(tensor: Tensor, threads: int) -> Ranges:
+    """All of it by the first thread."""
+    return (extent(tensor), *[(0, 0)] * (threads - 1))
+
+
+def by_all(tensor: Tensor, threads: int) -> Ranges:
+    """All of it by every thread, or nobody knows what by whom."""
+    return (extent(tensor),) * threads
+
+
+def by_share(tensor: Tensor, threads: int) -> Ranges:
+    """Each thread its share of the first dimension; all of it if there is but one copy in memory."""
+    if tensor.stride(0) == 0:
+        return by_all(tensor, threads)
+    cuts = [tensor.shape[0] * t // threads for t in range(threads + 1)]
+    parts = [(tensor.narrow(0, a, b - a), b > a) for a, b in itertools.pairwise(cuts)]
+    return tuple(extent(part) if is_some else (0, 0) for part, is_some in parts)
+
+
+def share(total: int | str, threads: int) -> tuple[str, str]:
+    """From where to where a thread's share of a loop goes, as C."""
+    return f"{total}L*t/{threads}", f"{total}L*(t+1)/{threads}"

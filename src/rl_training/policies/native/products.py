@@ -1,0 +1,274 @@
+"""Products of matrices as statements of C, and in which order their sums are made."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rl_training.policies.native.compiler import build
+from rl_training.policies.native.elements import Element
+from rl_training.policies.native.memory import (
+    Access,
+    Pointers,
+    Statement,
+    by_all,
+    by_first,
+    by_share,
+    overlap,
+    same_elements,
+    share,
+)
+from rl_training.policies.numpy_kernels import SmallArithmetic
+
+WIDE_PRODUCT = 300_000
+"""Multiplications from which on all threads share a product."""
+PACK_COLUMNS = 64
+"""What the columns of a packed matrix are filled up to; kernels.c may need less."""
+
+
+@dataclass
+class Product:
+    """C = A B of matrices [count, m, k] and [count, k, n], plus a bias.
+
+    Negative numbers, or those where `mask` is not positive, may then become zero.
+    """
+
+    a: Tensor
+    b: Tensor
+    c: Tensor
+    bias: Tensor | None = None
+    is_batch: bool = True
+    """Whether torch was asked for many products at once."""
+    relu: bool = False
+    mask: Tensor | None = None
+    packed: Tensor | None = field(init=False)
+    """Memory for B by panels of columns, where it does not lie in memory as kernels.c wants it."""
+    some: tuple[Tensor, Tensor] | None = None
+    """Memory for rows of A and their numbers, if others are likely to be zero: those are left out."""
+    chunk: int = field(init=False)
+    """How many products are added up at a time; 0 if that is not known."""
+
+    def __post_init__(self) -> None:
+        count, k, n = self.b.shape
+        is_plain = self.b.stride(2) == 1 and n % PACK_COLUMNS == 0
+        columns = -(-n // PACK_COLUMNS) * PACK_COLUMNS
+        self.packed = None if is_plain else torch.empty(count, k * columns)
+        layouts = [(tuple(tensor.shape), tensor.stride()) for tensor in (self.a, self.b)]
+        self.chunk = find_chunk(*layouts[0], *layouts[1], self.bias is not None, self.is_batch)
+
+    @classmethod
+    def of(cls, a: Tensor, b: Tensor, c: Tensor, bias: Tensor | None = None) -> Product | None:
+        """The product of two matrices or of equally many; None if it cannot be computed to the bit."""
+        is_batch = a.dim() == 3
+        if any(tensor.dtype != torch.float32 for tensor in (a, b, c)) or min(a.shape[-2:] + b.shape[-1:]) < 2:
+            return None
+        a, b, c = (tensor[None] if tensor.dim() == 2 else tensor for tensor in (a, b, c))
+        if any(1 not in tensor.stride()[1:] for tensor in (a, b)) or c.stride(2) != 1:
+            return None
+        if bias is not None:
+            bias = bias.expand_as(c)
+            if bias.dtype != torch.float32 or bias.stride(1) != 0 or bias.stride(2) != 1:
+                return None
+        found = cls(a, b, c, bias, is_batch)
+        return found if found.chunk else None
+
+    def leave_out_zeros(self) -> None:
+        """Rows of A are looked at before, because many of them are zero."""
+        if self.bias is None and self.a.stride(2) == 1:
+            self.some = torch.empty(self.a.shape), torch.empty(self.a.shape[:2], dtype=torch.int64)
+
+    def absorb(self, name: str, element: Element) -> bool:
+        """Take over an activation, or its derivative, that is all that becomes of the product."""
+        first, result = element.operands[0], element.result
+        if self.relu or self.mask is not None or result.numel() != self.c.numel() or not result.is_contiguous():
+            return False
+        if not isinstance(first, Tensor) or not same_elements(first, self.c):
+            return False
+        result = result.view(self.c.shape)
+        others = [self.a, self.b, *([] if self.bias is None else [self.bias])]
+        if any(overlap(result, tensor) for tensor in others):
+            return False
+        if name == "relu":
+            self.c, self.relu = result, True
+            return True
+        if name != "threshold_backward" or element.operands[2] != 0:
+            return False
+        mask = element.operands[1]
+        if not isinstance(mask, Tensor) or not mask.is_contiguous() or overlap(mask, result):
+            return False  # rows at the end may be computed twice
+        self.c, self.mask = result, mask.view(self.c.shape)
+        return True
+
+    def statements(self, pointers: Pointers, threads: int) -> list[Statement]:
+        """The product, shared by threads as it fits best."""
+        count, m, k = self.a.shape
+        n = self.b.shape[2]
+        if threads == 1 or count * m * n * k < WIDE_PRODUCT:
+            code = "".join(self._pack(i, pointers, 1, "0") + self._call(i, pointers) for i in range(count))
+            accesses = [Access(by_first(tensor, threads), is_written) for tensor, is_written in self._touched()]
+            return [Statement(code, accesses, False)]
+        if count % threads == 0:
+            low, high = share(count, threads)
+            each = self._pack("i", pointers, 1, "0") + self._call("i", pointers)
+            code = f"for (long i = {low}; i < {high}; i++) {{ {each} }}"
+            accesses = [Access(by_share(tensor, threads), is_written) for tensor, is_written in self._touched()]
+            return [Statement(code, accesses, True)]
+        return [part for i in range(count) for part in self._shared(i, pointers, threads)]
+
+    def _shared(self, i: int, pointers: Pointers, threads: int) -> list[Statement]:
+        """One matrix by all threads, by rows or by columns; packed together before."""
+        m, n = self.c.shape[1:]
+        found = []
+        if self.packed is not None:
+            accesses = [Access(by_all(self.b[i], threads), False), Access(by_all(self.packed[i], threads), True)]
+            found.append(Statement(self._pack(i, pointers, threads, "t"), accesses, True))
+        is_by_rows = m >= n or n < PACK_COLUMNS * threads
+        if is_by_rows:
+            code = f"{{ const long low = {share(m, threads)[0]}, high = {share(m, threads)[1]}; "
+            code += self._call(i, pointers, rows=True) + " }"
+        else:
+            panels = f"(({n} + PANEL - 1) / PANEL)"
+            code = f"{{ const long low = PANEL * ({panels}*t/{threads}), end = PANEL * ({panels}*(t+1)/{threads}), "
+            code += f"high = end < {n} ? end : {n}; " + self._call(i, pointers, columns=True) + " }"
+        accesses = []
+        for tensor, is_written in self._touched():
+            part = tensor[i]
+            is_cut = is_by_rows and part.dim() == 2 and part.shape[0] == m and tensor is not self.b
+            is_cut = is_cut and (tensor is not self.a or part.stride(1) == 1)
+            accesses.append(Access(by_share(part, threads) if is_cut else by_all(part, threads), is_written))
+        return [*found, Statement(code, accesses, True)]
+
+    def _touched(self) -> list[tuple[Tensor, bool]]:
+        """What it reads and writes, by the number of the matrix."""
+        read = [self.a, self.b, self.packed, self.bias, self.mask, *(self.some or ())]
+        written = (self.c, self.packed, *(self.some or ()))
+        return [(t, any(t is w for w in written)) for t in (*read, self.c) if t is not None]
+
+    def _pack(self, i: int | str, pointers: Pointers, threads: int, thread: str) -> str:
+        if self.packed is None:
+            return ""
+        _, k, n = self.b.shape
+        panels = f"(({n} + PANEL - 1) / PANEL)"
+        begin, out = self._at(self.b, i, pointers), self._at(self.packed, i, pointers)
+        first, last = f"{panels}*{thread}/{threads}", f"{panels}*({thread}+1)/{threads}"
+        return f"pack({begin}, {self.b.stride(1)}, {self.b.stride(2)}, {k}, {n}, {out}, {first}, {last});\n"
+
+    def _call(self, i: int | str, pointers: Pointers, *, rows: bool = False, columns: bool = False) -> str:
+        a, b, c, bias, mask, packed = self.a, self.b, self.c, self.bias, self.mask, self.packed
+        row, column = ("low" if rows else "0"), ("low" if columns else "0")
+        size = "(high - low)"
+        fields = {
+            "m": size if rows else a.shape[1],
+            "n": size if columns else b.shape[2],
+            "k": a.shape[2],
+            "a": f"{self._at(a, i, pointers)} + {row} * {a.stride(1)}L",
+            "a_row": a.stride(1),
+            "a_column": a.stride(2),
+            "b": f"{self._at(b, i, pointers)} + {column} * {b.stride(2)}L",
+            "b_row": b.stride(1),
+            "b_column": b.stride(2),
+            "packed": 0 if packed is None else f"{self._at(packed, i, pointers)} + {column} * {a.shape[2]}L",
+            "c": f"{self._at(c, i, pointers)} + {row} * {c.stride(1)}L + {column}",
+            "c_row": c.stride(1),
+            "bias": 0 if bias is None else f"{self._at(bias, i, pointers)} + {column}",
+            "relu": int(self.relu),
+            "mask": 0 if mask is None else f"{self._at(mask, i, pointers)} + {row} * {mask.stride(1)}L + {column}",
+            "mask_row": 0 if mask is None else mask.stride(1),
+            "chunk": self.chunk,
+        }
+        values = ", ".join(f".{name} = {value}" for name, value in fields.items())
+        if self.some is None or columns:
+            return f"product(&(product_type){{{values}}});"
+        memory, some = (f"{self._at(x, i, pointers)} + {row} * {x.stride(1)}L" for x in self.some)
+        return f"product_of_some(&(product_type){{{values}}}, {memory}, (long*)({some}));"
+
+    @staticmethod
+    def _at(tensor: Tensor, i: int | str, pointers: Pointers) -> str:
+        return f"{pointers.name(tensor)} + {i} * {tensor.stride(0)}L"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The order of sums
+# ---------------------------------------------------------------------------------------------------------------------
+
+CHUNKS = (128, 160, 192, 256, 320, 384, 512)
+"""How many products libraries add up one after the other, if not all or half of them."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """kernels.c, compiled."""
+    found = build("kernels.c", '#include "kernels.c"')
+    found.pack.argtypes = [ctypes.c_void_p, *[ctypes.c_long] * 4, ctypes.c_void_p, *[ctypes.c_long] * 2]
+    found.product.argtypes = [ctypes.POINTER(_Arguments)]
+    return found
+
+
+@functools.cache
+def find_chunk(
+    a_shape: tuple[int, ...],
+    a_stride: tuple[int, ...],
+    b_shape: tuple[int, ...],
+    b_stride: tuple[int, ...],
+    has_bias: bool,
+    is_batch: bool,
+) -> int:
+    """How many products are added up at a time where nothing is compiled; 0 if that is not found out.
+
+    That depends on shapes and on the machine, so products of random numbers are compared to the bit.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+        memory = torch.randn(
+            1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)), generator=generator
+        )
+        return memory.as_strided(shape, stride)
+
+    a, b = draw(a_shape, a_stride), draw(b_shape, b_stride)
+    bias = draw((a_shape[0], 1, b_shape[2]), (b_shape[2], 0, 1)) if has_bias else None
+    with torch.no_grad(), SmallArithmetic():  # type: ignore[no-untyped-call]
+        if is_batch:
+            wanted = torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)
+        else:
+            wanted = (torch.mm(a[0], b[0]) if bias is None else torch.addmm(bias[0, 0], a[0], b[0]))[None]
+    k = a_shape[2]
+    for chunk in dict.fromkeys((k, -(-k // 2), *(size for size in CHUNKS if size < k))):
+        if torch.equal(_multiply(a, b, bias, chunk), wanted):
+            return chunk
+    return 0
+
+
+def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, chunk: int) -> Tensor:
+    """The product by kernels.c."""
+    count, m, k = a.shape
+    n = b.shape[2]
+    c = torch.empty(count, m, n)
+    packed = torch.empty(k * (n + PACK_COLUMNS))
+    for i in range(count):
+        of_b = (b[i].data_ptr(), *b.stride()[1:])
+        library().pack(*of_b, k, n, packed.data_ptr(), 0, -(-n // library().panel_columns()))
+        plus = None if bias is None else bias[i].data_ptr()
+        library().product(
+            _Arguments(
+                m, n, k, a[i].data_ptr(), *a.stride()[1:], *of_b, packed.data_ptr(), c[i].data_ptr(), n,
+                bias=plus, chunk=chunk,
+            )
+        )  # fmt: skip
+    return c
+
+
+class _Arguments(ctypes.Structure):
+    """`product_type` of kernels.h."""
+
+    _fields_ = [
+        ("m", ctypes.c_long), ("n", ctypes.c_long), ("k", ctypes.c_long),
+        ("a", ctypes.c_void_p), ("a_row", ctypes.c_long), ("a_column", ctypes.c_long),
+        ("b", ctypes.c_void_p), ("b_row", ctypes.c_long), ("b_column", ctypes.c_long), ("packed", ctypes.c_void_p),
+        ("c", ctypes.c_void_p), ("c_row", ctypes.c_long), ("bias", ctypes.c_void_p), ("relu", ctypes.c_int),
+        ("mask", ctypes.c_void_p), ("mask_row", ctypes.c_long), ("chunk", ctypes.c_long),
+    ]  # fmt: skip

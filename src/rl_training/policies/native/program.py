@@ -1,0 +1,216 @@
+"""A recording as a program: which calls become C, where threads wait for each other, and the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rl_training.policies.calls import Call, map_tensors, storage_of, tensors_in
+from rl_training.policies.native.elements import Element, can_join, element, loop
+from rl_training.policies.native.memory import C_TYPES, Access, Pointers, Statement
+from rl_training.policies.native.products import Product
+from rl_training.policies.native.sums import gather, reduction, scatter_add
+
+if TYPE_CHECKING:
+    from rl_training.policies.kernels import Mover
+
+Kernel = Callable[[], Any]
+Part = Element | Product | Statement
+
+ZERO_STAYS_ZERO = frozenset({"bmm", "div", "mm", "mul", "neg", "threshold_backward"})
+"""Operators that give rows of zeros for rows of zeros."""
+BEGINNING = """
+#include "kernels.h"
+static product_function product;
+static product_of_some_function product_of_some;
+static pack_function pack;
+void set_products(void* p, void* q, void* r) {
+    product = (product_function)p;
+    product_of_some = (product_of_some_function)q;
+    pack = (pack_function)r;
+}
+"""
+THREADS = """
+#include <omp.h>
+int count_threads(void) {
+    int found = 0;
+#pragma omp parallel num_threads(%d) reduction(+ : found)
+    found += 1;
+    return found;
+}
+"""
+
+
+class Program:
+    """The C of a recording, by segments, and the calls from Python between them.
+
+    `calls` are those of the recording, `kernels` the same ready to be called, `move` tells where their tensors live.
+    """
+
+    def __init__(
+        self, calls: Sequence[Call], kernels: Sequence[Kernel], move: Mover, outputs: Any, num_threads: int
+    ) -> None:
+        self.pointers = Pointers()
+        self.num_threads = num_threads
+        self.steps: list[Kernel | int] = []
+        """Kernels, and numbers of segments."""
+        self.foreign: list[str] = []
+        """Operators that stay calls from Python."""
+        self._segments: list[list[Statement]] = []
+        self._products: list[Product] = []  # they own memory
+        self._with_zeros: set[int] = set()
+        self._is_open = False
+        self._pending: list[tuple[int, int, str, Element]] = []
+        self._held: tuple[int, Product] | None = None
+        last = _last_uses(calls, move, outputs)
+        for step, (call, kernel) in enumerate(zip(calls, kernels, strict=True)):
+            parts = translate(call, move, self.pointers, num_threads)
+            if parts is None:
+                self._finish()
+                self._is_open = False
+                self.steps.append(kernel)
+                self.foreign.append(call.name)
+                continue
+            self._look_for_zeros(call, parts)
+            for part in parts:
+                # a call is done with its last part: what it reads must last until then
+                done = step if part is parts[-1] else step - 1
+                self._take(part, done, last.get(_target(call), len(calls)), call.name)
+        self._finish()
+
+    def _look_for_zeros(self, call: Call, parts: Sequence[Part]) -> None:
+        """Gradients that are multiplied by truth values, as that of the smaller of two critics, have rows of zeros.
+
+        So have products with them.
+        """
+        inputs = [value for value in call.args if isinstance(value, Tensor)]
+        is_masked = call.name == "mul" and any(tensor.dtype == torch.bool for tensor in inputs)
+        if is_masked or (call.name in ZERO_STAYS_ZERO and any(storage_of(t) in self._with_zeros for t in inputs)):
+            self._with_zeros |= {storage_of(tensor) for tensor in call.outputs()}
+            for part in parts:
+                if isinstance(part, Product):
+                    part.leave_out_zeros()
+
+    def _take(self, part: Part, step: int, until: int, name: str) -> None:
+        """A part that is done with a step; what it makes is used until another."""
+        if isinstance(part, Element):
+            if self._held is not None:
+                used, product = self._held
+                if not self._pending and used <= step and product.absorb(name, part):
+                    self._held = (until, product)
+                    return
+                self._flush_product()
+            self._pending.append((step, until, name, part))
+            return
+        self._finish()
+        if isinstance(part, Product):
+            self._held = (until, part)
+        else:
+            self._add(part)
+
+    def _flush_product(self) -> None:
+        if self._held is not None:
+            product, self._held = self._held[1], None
+            self._products.append(product)
+            for statement in product.statements(self.pointers, self.num_threads):
+                self._add(statement)
+
+    def _finish(self) -> None:
+        """Write down what was kept back in the hope that more would join it."""
+        self._flush_product()
+        while self._pending:
+            group = [self._pending.pop(0)]
+            while self._pending and can_join([part for *_, part in group], self._pending[0][-1]):
+                group.append(self._pending.pop(0))
+            for _, until, _, part in group:
+                part.is_kept = until > group[-1][0]
+            self._add(loop([part for *_, part in group], self.pointers, self.num_threads))
+
+    def _add(self, statement: Statement) -> None:
+        if not self._is_open:
+            self.steps.append(len(self._segments))
+            self._segments.append([])
+            self._is_open = True
+        self._segments[-1].append(statement)
+
+    @property
+    def num_segments(self) -> int:
+        """Pieces of C between calls from Python."""
+        return len(self._segments)
+
+    def source(self) -> str:
+        """The program's text."""
+        text = [BEGINNING, THREADS % self.num_threads if self.num_threads > 1 else ""]
+        for number, segment in enumerate(self._segments):
+            text += [f"void segment_{number}(char** p) {{", *self._segment(segment), "}"]
+        return "\n".join(text)
+
+    def _segment(self, statements: Sequence[Statement]) -> list[str]:
+        if self.num_threads == 1 or not any(statement.is_wide for statement in statements):
+            return ["const long t = 0;", *(statement.code for statement in statements)]
+        text = [f"#pragma omp parallel num_threads({self.num_threads})\n{{ const long t = omp_get_thread_num();"]
+        since: list[Access] = []
+        for statement in statements:
+            if any(access.disturbs(other) for access in since for other in statement.accesses):
+                text.append("#pragma omp barrier")
+                since = []
+            since += statement.accesses
+            text.append(statement.code if statement.is_wide else f"if (t == 0) {{ {statement.code} }}")
+        return [*text, "}"]
+
+
+def _target(call: Call) -> int:
+    """The memory that a call writes."""
+    return storage_of((call.written() if call.is_in_place else call.outputs())[0])
+
+
+def _last_uses(calls: Sequence[Call], move: Mover, outputs: Any) -> dict[int, int]:
+    """The last call that uses each piece of memory; only of those that nobody else may read."""
+    last: dict[int, int] = {}
+    for step, call in enumerate(calls):
+        last |= {storage_of(t): step for t in (*call.inputs(), *call.outputs()) if storage_of(t) in move.offsets}
+    for tensor in tensors_in(outputs):
+        last.pop(storage_of(tensor), None)
+    return last
+
+
+def translate(call: Call, move: Mover, pointers: Pointers, threads: int) -> list[Any] | None:
+    """A call as parts of a program; None if it stays a call from Python."""
+    name = "clone" if call.name == "_to_copy" else call.name
+    args, kwargs, result = (map_tensors(move, value) for value in (list(call.args), call.kwargs, call.result))
+    if name == "_foreach_add_":
+        if len(args[0]) != 1 or kwargs or type(args[1]) not in (int, float):
+            return None
+        name, args, result = "add_", [args[0][0], args[1]], args[0][0]
+    if call.is_in_place:
+        result = args[0]
+    tensors = [value for value in (*args, *(args[0] if name == "cat" else ()), result) if isinstance(value, Tensor)]
+    if not isinstance(result, Tensor) or any(t.dtype not in C_TYPES or t.numel() == 0 for t in tensors):
+        return None
+    if name in ("mm", "bmm", "addmm", "baddbmm"):
+        *bias, a, b = args
+        product = None if kwargs else Product.of(a, b, result, *bias)
+        return None if product is None else [product]
+    if name in ("sum", "mean", "amin", "amax"):
+        return None if kwargs.get("dtype") is not None else reduction(name, args, result, pointers, threads)
+    if name in ("gather", "scatter_add"):
+        return None if kwargs else {"gather": gather, "scatter_add": scatter_add}[name](args, result, pointers, threads)
+    if name == "cat":
+        return _joined(args[0], args[1] if len(args) > 1 else 0, result)
+    found = element(name, args, kwargs, result)
+    return None if found is None else [found]
+
+
+def _joined(parts: Sequence[Tensor], dim: int, result: Tensor) -> list[Element] | None:
+    """`cat`, as copies of its parts."""
+    found, start = [], 0
+    for part in parts:
+        if part.dtype != torch.float32 or part.dim() != result.dim():
+            return None
+        size = part.shape[dim]
+        found.append(Element("{0}", [part], result.narrow(dim, start, size)))
+        start += size
+    return found

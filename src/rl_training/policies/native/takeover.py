@@ -1,0 +1,124 @@
+"""When a recording is compiled, and the check before it takes over."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rl_training.policies.calls import Call
+from rl_training.policies.native.compiler import NotCompiledError, build, find_compiler
+from rl_training.policies.native.products import library
+from rl_training.policies.native.program import Kernel, Program
+
+if TYPE_CHECKING:
+    from rl_training.policies.kernels import Mover
+
+SECONDS_BEFORE = 1.0
+"""What a recording's calls have taken when it is compiled: about as much as the compiler takes."""
+
+_compiling = threading.Lock()
+"""One at a time: they would only get into each other's way."""
+
+
+class Takeover:
+    """Calls a recording's kernels, has them compiled in the background, and puts what was compiled in their place.
+
+    `kept` are the tensors by which calls differ for those who come later: what the recording writes to and did not
+    make, and its outputs.
+    """
+
+    def __init__(
+        self, calls: Sequence[Call], kernels: list[Kernel], move: Mover, outputs: Any, kept: Sequence[Tensor]
+    ) -> None:
+        self.kernels = kernels
+        self.refusal = "" if find_compiler() else "there is no C compiler"
+        """Why nothing is compiled, or what was compiled is not used; empty if nothing speaks against it."""
+        self.is_done = bool(self.refusal)
+        """Whether there is nothing left to wait for."""
+        self._kept = kept
+        self._make: Callable[[int], Program] = functools.partial(Program, calls, kernels, move, outputs)
+        self._seconds = 0.0
+        self._thread: threading.Thread | None = None
+        self.library: Library | None = None
+        """What was compiled; it owns memory that its kernels use."""
+
+    def run(self) -> None:
+        """One call of the kernels."""
+        if self._thread is not None and not self._thread.is_alive():
+            self._take_over()
+            return
+        begin = time.perf_counter()
+        for kernel in self.kernels:
+            kernel()
+        self._seconds += time.perf_counter() - begin
+        if self._thread is None and self._seconds > SECONDS_BEFORE and _compiling.acquire(blocking=False):
+            self._thread = threading.Thread(target=self._compile, args=(torch.get_num_threads(),), daemon=True)
+            self._thread.start()
+
+    def _compile(self, num_threads: int) -> None:
+        try:
+            self.library = Library(self._make(num_threads))
+        except NotCompiledError as error:
+            self.refusal = str(error)
+        except Exception as error:  # a recording that the rules here do not foresee: it runs as it did before
+            self.refusal = f"{type(error).__name__}: {error}"
+        finally:
+            _compiling.release()
+
+    def _take_over(self) -> None:
+        """One call of the kernels, and another of what was compiled, which is used from now on if both are equal."""
+        before = [tensor.clone() for tensor in self._kept]
+        for kernel in self.kernels:
+            kernel()
+        self.is_done = True
+        if self.library is None or not self.library.has_threads():
+            self.refusal = self.refusal or "there are not as many threads as were asked for"
+            return
+        after = [tensor.clone() for tensor in self._kept]
+        _write(self._kept, before)
+        for kernel in self.library.kernels:
+            kernel()
+        if all(map(_equal, self._kept, after)):
+            self.kernels = self.library.kernels
+        else:
+            _write(self._kept, after)
+            self.refusal = "the compiled kernels gave other numbers"
+
+
+class Library:
+    """A program that was compiled. `kernels` are to be called in their order, instead of those of the recording."""
+
+    def __init__(self, program: Program) -> None:
+        flags = ("-fopenmp",) if program.num_threads > 1 else ()
+        self._library = build("a recording", program.source(), flags)
+        self._program = program  # it owns memory
+        functions = library().product, library().product_of_some, library().pack
+        self._library.set_products(*(ctypes.cast(function, ctypes.c_void_p) for function in functions))
+        tensors = program.pointers.tensors
+        table = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+        self.kernels: list[Kernel] = [
+            functools.partial(getattr(self._library, f"segment_{step}"), table) if isinstance(step, int) else step
+            for step in program.steps
+        ]
+
+    def has_threads(self) -> bool:
+        """Whether it gets as many threads as it was made for."""
+        wanted = self._program.num_threads
+        return wanted == 1 or int(self._library.count_threads()) == wanted
+
+
+def _write(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Equal numbers; NaN is equal to NaN here."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())

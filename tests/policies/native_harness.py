@@ -1,0 +1,23 @@
+"""Recorded functions that are compiled at once, instead of when that pays."""
+
+from rl_training.policies.native import takeover
+from rl_training.policies.native.compiler import find_compiler
+from rl_training.policies.recording import Recorded
+
+HAS_COMPILER = find_compiler() is not None
+
+
+def settle(function: Recorded, *inputs):
+    """Call a recorded function until it is decided whether its recordings are compiled; the last of these."""
+    before, takeover.SECONDS_BEFORE = takeover.SECONDS_BEFORE, -1.0
+    try:
+        while not function._recordings:
+            function(*inputs)
+        recording = next(reversed(function._recordings.values()))
+        while recording.takeover is not None:
+            function(*inputs)
+            if recording.takeover is not None and recording.takeover._thread is not None:
+                recording.takeover._thread.join()
+        return recording
+    finally:
+        takeover.SECONDS_BEFORE = before

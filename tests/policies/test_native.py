@@ -1,0 +1,363 @@
+"""Compiled recordings give the bits of the recorded kernels, and what cannot be compiled runs as before."""
+
+import ctypes
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rl_training.policies.kernels import Recording
+from rl_training.policies.native import compiler, products, takeover
+from rl_training.policies.native.memory import Access, by_all, by_first, by_share
+from rl_training.policies.native.program import Program
+from rl_training.policies.numpy_kernels import SmallArithmetic
+from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
+from rl_training.policies.recording import Recorded
+from tests.policies.native_harness import HAS_COMPILER, settle
+from tests.policies.test_recording import draw, losses_of, network, warm
+
+pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler on this machine")
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def compare(function, *inputs, seeds=3):
+    """Compile a function of tensors, and compare it with itself as written."""
+    recorded = Recorded(function)
+    recording = settle(recorded, *inputs)
+    assert recording.library is not None
+    program = recording.library._program
+    for seed in range(seeds):
+        fresh = [
+            draw(*x.shape, seed=seed + 10 * i) if x.dtype == torch.float32 and seed else x for i, x in enumerate(inputs)
+        ]
+        found = recorded(*fresh)
+        with SmallArithmetic(), torch.no_grad():
+            expected = function(*fresh)
+        for name, its in expected.items():
+            assert found[name].dtype == its.dtype, name
+            assert torch.equal(torch.nan_to_num(found[name], 77.0), torch.nan_to_num(its, 77.0)), name
+    return program
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Operators
+# ---------------------------------------------------------------------------------------------------------------------
+
+ELEMENTS = {
+    "abs": lambda x, y: x.abs(),
+    "add": lambda x, y: x + y,
+    "add a number": lambda x, y: x + 0.1,
+    "addcmul": lambda x, y: torch.addcmul(x, y, y),
+    "broadcast": lambda x, y: x * y[:, :1] + y[:1],
+    "cat": lambda x, y: torch.cat([x, y[:, :3]], 1),
+    "clamp": lambda x, y: x.clamp(-0.5, 0.7),
+    "clamp from above": lambda x, y: x.clamp(max=0.1),
+    "clamp from below": lambda x, y: x.clamp(min=0.1),
+    "compare": lambda x, y: ((x > y) & (x <= 1.0)).float() * (x == x).float() + (x != y).float() + (x < 0.1).float(),
+    "div": lambda x, y: x / y,
+    "divide a number": lambda x, y: 1.0 / x,
+    "in place": lambda x, y: x.clone().add_(y).mul_(0.3).sub_(y).div_(y),
+    "masked": lambda x, y: x * (y > 0),
+    "maximum": lambda x, y: torch.maximum(x, y),
+    "minimum": lambda x, y: torch.minimum(x, y),
+    "neg": lambda x, y: -x,
+    "powers": lambda x, y: x**2 + y**1,
+    "relu": lambda x, y: x.relu(),
+    "rsub": lambda x, y: 1 - x,
+    "sqrt": lambda x, y: (x * x).sqrt(),
+    "sub": lambda x, y: x - y,
+    "transposed": lambda x, y: (x.t() + 1).t() * y,
+    "where": lambda x, y: torch.where(x > y, x, y),
+    "where a number": lambda x, y: torch.where(x > 0, x, 0.0),
+    "zeros": lambda x, y: torch.zeros_like(x).add_(y),
+}
+
+
+def elements(x, y):
+    return {name: function(x, y) for name, function in ELEMENTS.items()}
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (130, 97)])
+def test_operations_on_elements_have_the_same_bits(shape, threads):
+    program = compare(elements, draw(*shape), draw(*shape, seed=1))
+    assert program.foreign == []
+
+
+def test_what_is_not_a_number_stays_so():
+    special = torch.tensor([0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), -float("inf"), 1e-45])
+    x, y = (values.contiguous() for values in torch.meshgrid(special, special, indexing="ij"))
+    compare(elements, x, y, seeds=1)
+
+
+REDUCTIONS = {
+    "all": lambda x: x.sum(),
+    "all of a mean": lambda x: x.mean(),
+    "columns": lambda x: x.sum(0),
+    "columns of a mean": lambda x: x.mean(0),
+    "largest": lambda x: x[:4].amax(0),
+    "smallest": lambda x: x[:3].amin(0),
+    "few": lambda x: x[:, :5].sum(-1),
+    "rows": lambda x: x.sum(-1, keepdim=True),
+    "rows of a mean": lambda x: x.mean(-1),
+    "truth": lambda x: (x[:2] > 0).sum(0) / 2.0,
+    "blocks": lambda x: x.view(2, len(x) // 2, -1).sum(1, keepdim=True),
+    "the same number": lambda x: x.sum(0).expand(3, -1).sum(0),
+}
+
+
+@pytest.mark.parametrize(
+    "shape", [(8, 6), (12, 33), (16, 256), (64, 64), (256, 256), (300, 128), (1024, 64), (514, 40)]
+)
+def test_sums_have_the_same_bits(shape, threads):
+    compare(lambda x: {name: function(x) for name, function in REDUCTIONS.items()}, draw(*shape))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(4, 2), (64, 6)])
+def test_single_elements_of_rows(rows, columns):
+    index = torch.arange(rows)[:, None] % columns
+
+    def function(x, added):
+        return {"chosen": x.gather(1, index), "added": x.scatter_add(1, index, added)}
+
+    assert compare(function, draw(rows, columns), draw(rows, 1, seed=1)).foreign == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Products
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def matrix(rows, columns, is_turned, seed):
+    return draw(columns, rows, seed=seed).t() if is_turned else draw(rows, columns, seed=seed)
+
+
+@pytest.mark.parametrize("turned", [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(256, 256, 256), (128, 64, 17), (256, 23, 256), (23, 256, 256), (8, 64, 64), (100, 130, 300), (3, 70, 20)],
+)
+def test_products_have_the_same_bits(m, n, k, turned, threads):
+    a, b, bias = matrix(m, k, turned[0], 1), matrix(k, n, turned[1], 2), draw(n, seed=3)
+    compare(lambda a, b, bias: {"mm": a @ b, "addmm": torch.addmm(bias, a, b).relu()}, a, b, bias)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_many_products_at_once(count, threads):
+    a, b, bias = draw(count, 128, 96), draw(count, 96, 64, seed=1), draw(count, 1, 64, seed=2)
+    compare(lambda a, b, bias: {"baddbmm": torch.baddbmm(bias, a, b).relu(), "bmm": torch.bmm(a, b)}, a, b, bias)
+    compare(lambda x, b: {"one": torch.bmm(x.expand(count, -1, -1), b).sum(1)}, a[0], b)
+
+
+def test_large_products_are_not_left_to_torch(threads):
+    """As long as the order of torch's sums is found out, which is so on the machines that this was made for."""
+    if not products.find_chunk((1, 256, 256), (65536, 256, 1), (1, 256, 256), (65536, 256, 1), True, False):
+        pytest.skip("the order of torch's sums is not known on this machine")
+    inputs = draw(256, 256), draw(256, 256), draw(256)
+    program = compare(lambda a, b, bias: {"relu": torch.addmm(bias, a, b).relu()}, *inputs)
+    assert program.foreign == []
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 6, 50, 128])
+def test_rows_of_zeros_are_left_out(rows, threads):
+    """As they come from the smaller of two critics; with few rows, with none, with all."""
+
+    def function(x, chosen, weight, after):
+        masked = x * (chosen < rows)
+        return {"one": torch.where(after <= 0, 0.0, masked @ weight), "another": -masked @ weight}
+
+    x, weight, after = draw(128, 96), draw(96, 64, seed=1), draw(128, 64, seed=2)
+    chosen = torch.from_numpy(np.random.default_rng(0).permutation(128).astype(np.float32))[:, None]
+    program = compare(function, x, chosen, weight, after, seeds=1)
+    if program.foreign == []:
+        assert "product_of_some(&" in program.source()
+
+
+@pytest.mark.parametrize("flags", [("-mno-avx512f",), ()])
+def test_kernels_for_other_machines(flags, monkeypatch):
+    """Narrower vectors, and whatever the machine has: products are sums in the same order."""
+    other = compiler.build("kernels.c", '#include "kernels.c"', flags)
+    other.pack.argtypes, other.product.argtypes = products.library().pack.argtypes, products.library().product.argtypes
+    for m, n, k in itertools.product((1, 5, 6, 13), (3, 16, 40, 64, 100), (1, 9, 40)):
+        a, b, bias = draw(1, m, k), draw(1, k, n, seed=1), draw(1, 1, n, seed=2)
+        expected = products._multiply(a, b, bias, 8)
+        with monkeypatch.context() as patch:
+            patch.setattr(products, "library", lambda: other)
+            assert torch.equal(products._multiply(a, b, bias, 8), expected)
+        assert torch.allclose(expected, torch.baddbmm(bias, a, b), atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Whole gradient steps
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize(("width", "rows"), [(16, 7), (256, 64)])
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+def test_gradient_steps_go_on_to_the_bit(activation, width, rows, max_grad_norm, threads):
+    """One network learns with recorded kernels, another with compiled ones from some step on."""
+    nets = [network(activation, width) for _ in range(2)]
+    stores = [ParameterStore(net, OptimizerConfig()) for net in nets]
+    steps = [
+        GradientStep(store, losses_of(net), module=net, max_grad_norm=max_grad_norm)
+        for net, store in zip(nets, stores, strict=True)
+    ]
+    for turn in range(12):
+        inputs = (0.01 / (turn + 1), draw(rows, 3, seed=turn), torch.arange(rows) % 4, 0.1 + 0.01 * turn)
+        if turn == 6:
+            recording = next(iter(steps[1]._recorded._recordings.values()))
+            recording.takeover.run = lambda own=recording.takeover: _at_once(own)
+        found = [step(*inputs) for step in steps]
+        assert all(torch.equal(found[0][name], found[1][name]) for name in found[0]), turn
+        assert torch.equal(stores[0].flat, stores[1].flat), turn
+    recordings = [next(iter(step._recorded._recordings.values())) for step in steps]
+    assert recordings[1].library is not None
+    assert recordings[0].library is None
+    assert len(recordings[1].kernels) < len(recordings[0].kernels)
+
+
+def _at_once(own):
+    """Compile and take over within one call."""
+    takeover._compiling.acquire()
+    own._compile(torch.get_num_threads())
+    own._take_over()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# When, and when not
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_short_runs_compile_nothing(monkeypatch):
+    monkeypatch.setattr(takeover, "Library", None)
+    function = Recorded(lambda x: 2 * x)
+    for _ in range(50):
+        function(torch.ones(3))
+    assert next(iter(function._recordings.values())).takeover._thread is None
+
+
+def refused(monkeypatch, **changes):
+    for name, value in changes.items():
+        monkeypatch.setattr(takeover, name, value)
+    net = nn.Linear(3, 4)
+    function = Recorded(lambda x: net(x).relu() * 2, net)
+    warm(function, draw(5, 3))
+    own = next(iter(function._recordings.values())).takeover
+    recording = settle(function, draw(5, 3))
+    assert recording.library is None or recording.kernels is not recording.library.kernels
+    x = draw(5, 3, seed=1)
+    with torch.no_grad():
+        assert torch.allclose(function(x), net(x).relu() * 2)
+    return own.refusal
+
+
+def test_a_compiler_that_fails_changes_nothing(monkeypatch):
+    def build(*args):
+        raise compiler.NotCompiledError("out of paper")
+
+    assert "out of paper" in refused(monkeypatch, build=build)
+
+
+def test_no_compiler_changes_nothing(monkeypatch):
+    assert "no C compiler" in refused(monkeypatch, find_compiler=lambda: None)
+
+
+def test_an_unforeseen_recording_changes_nothing(monkeypatch):
+    def program(*args):
+        raise ZeroDivisionError("of all things")
+
+    assert "of all things" in refused(monkeypatch, Program=program)
+
+
+def test_what_gives_other_numbers_is_not_used(monkeypatch):
+    class Wrong(takeover.Library):
+        def __init__(self, program):
+            super().__init__(program)
+            results = [tensor for tensor in program.pointers.tensors if tensor.numel() == 5 * 4]
+            self.kernels.append(lambda: [result.fill_(3.0) for result in results])
+
+    assert "other numbers" in refused(monkeypatch, Library=Wrong)
+
+
+def test_too_few_threads_are_noticed(monkeypatch, threads):
+    class Few(takeover.Library):
+        def has_threads(self):
+            return False
+
+    assert "threads" in refused(monkeypatch, Library=Few)
+
+
+def test_a_compiler_that_is_not_one(monkeypatch):
+    monkeypatch.setattr(compiler, "find_compiler", lambda: "/bin/false")
+    with pytest.raises(compiler.NotCompiledError):
+        compiler.build("this", "int one(void) { return 1; }")
+    monkeypatch.setattr(compiler, "find_compiler", lambda: "/no/such/compiler")
+    with pytest.raises(compiler.NotCompiledError):
+        compiler.build("this", "int one(void) { return 1; }")
+
+
+def test_errors_in_c_are_told():
+    with pytest.raises(compiler.NotCompiledError, match="recording"):
+        compiler.build("a recording", "this is not C")
+    assert isinstance(compiler.build("a recording", "int one(void) { return 1; }"), ctypes.CDLL)
+
+
+def test_weights_that_were_moved_are_recorded_again():
+    """A compiled recording knows addresses; a network that got new memory has a new one."""
+    net = nn.Linear(3, 4)
+    function = Recorded(lambda x: net(x) * 2, net)
+    settle(function, draw(5, 3))
+    net.weight.data = torch.ones(4, 3)
+    x = draw(5, 3, seed=1)
+    with torch.no_grad():
+        assert torch.allclose(function(x), net(x) * 2)
+
+
+def test_memory_outlives_the_check():
+    """Programs own memory, for packed matrices; it must not be given back while they run."""
+    a, b = draw(64, 96), draw(128, 96, seed=1).t()
+    function = Recorded(lambda a, b: a @ b)
+    recording = settle(function, a, b)
+    assert isinstance(recording, Recording)
+    assert recording.takeover is None
+    junk = [torch.full((96 * 128,), float("nan")) for _ in range(50)]
+    assert torch.isfinite(function(a, b)).all()
+    del junk
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Who waits for whom
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_threads_wait_only_where_they_must():
+    x = torch.zeros(4, 8)
+    mine, own, everybody = by_first(x, 2), by_share(x, 2), by_all(x, 2)
+    for one, other, waits in [
+        (Access(own, True), Access(own, False), False),  # each reads what it wrote
+        (Access(own, True), Access(everybody, False), True),
+        (Access(own, True), Access(mine, False), True),
+        (Access(mine, True), Access(mine, True), False),
+        (Access(everybody, False), Access(everybody, False), False),
+        (Access(everybody, False), Access(own, True), True),
+        (Access(by_share(x[:2], 2), True), Access(by_share(x[2:], 2), True), False),  # other memory
+    ]:
+        assert one.disturbs(other) == other.disturbs(one) == waits
+
+
+def test_loops_are_joined_and_what_nobody_reads_is_not_written():
+    function = Recorded(lambda x, y: ((x + y) * 2 - y).relu())
+    program = settle(function, draw(40, 40), draw(40, 40))
+    source = program.library._program.source().split("void segment_0")[1]
+    assert source.count("for (") == 1
+    assert source.count("] = ") == 1
+    assert isinstance(program.library._program, Program)
