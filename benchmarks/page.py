@@ -123,16 +123,22 @@ LIMITS_TEXT = """\
 
 Steps per second if there were nothing but the products of matrices and the convolutions of acting and of updates, made
 by torch's own kernels with nothing in between, and the environment by itself (`benchmarks/limits.py`). Nobody who uses
-these kernels can be faster. The sides' shares of that are those of their medians above.
+these kernels can be faster; rl_training has its own for products, where there is a compiler. The sides' shares of that
+are those of their medians above.
 """
 
 MEANS = """\
 ## By what means
 
 - **Gradient steps are recorded.** The kernels of one step, forward and backward, are noted once and run again on memory
-  laid out before, without the Python and autograd between them, to the same bits and without compiling anything. The
-  code that is recorded stays ordinary torch code, and the tests compare with it. What cannot be recorded runs as it is
-  written. `rl_training/policies/recording.py` explains the rule that a gradient step has to keep.
+  laid out before, without the Python and autograd between them, to the same bits. The code that is recorded stays
+  ordinary torch code, and the tests compare with it. What cannot be recorded runs as it is written.
+  `rl_training/policies/recording.py` explains the rule that a gradient step has to keep.
+- **Recordings are compiled where there is a C compiler** (`cc`, `gcc`, `clang`, or what `CC` names): when their calls
+  have taken a third of a second, in the background, which takes a second or two. Loops are joined, products take bias
+  and activation along, and threads wait for each other only where they must. A compiled recording takes over after it
+  repeated a call to the bit; so a run has the same numbers with a compiler and without, and however it was interrupted.
+  `rl_training/policies/native` explains it.
 - **Parameters lie in one flat tensor**, so that the optimizer, gradient clipping and target networks are a few calls.
 - **Replay stores every observation once**, and every frame of a stack once; see [replay](replay.md).
 - **Atari runs in ale-py's own vector environment**; see [Atari](atari.md).

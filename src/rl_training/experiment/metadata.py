@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rl_training.policies.native.compiler import find_compiler
 from rl_training.version import __version__
 
 PACKAGES = ("torch", "gymnasium", "numpy", "safetensors", "ale-py", "mujoco", "Box2D")
@@ -40,6 +41,7 @@ def collect_metadata(device: str = "cpu") -> dict[str, Any]:
         "cores": os.cpu_count(),
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
         "torch_threads": torch.get_num_threads(),
+        "c_compiler": None if (compiler := find_compiler()) is None else Path(compiler).name,
     }
     return {
         "created": utc_now().isoformat(timespec="seconds"),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rl_training.contracts.batches import Observation
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.images import ImageLayout, has_images, image_layout, is_image
+from rl_training.policies.native.layers import WideLinear, floats_of
 
 
 class Encoder(nn.Module):
@@ -173,6 +174,9 @@ class ImageEncoder(Encoder):
         """
         ordered = cast("Tensor", obs).permute(self.layout.order)
         images = ordered.reshape(ordered.shape[0], self.layout.num_channels, *self.layout.size)
+        floats = floats_of(images, self.scale)
+        if floats is not None:
+            return floats
         images = images.contiguous(memory_format=torch.channels_last)
         return images.to(torch.float32, copy=True).mul_(self.scale)
 
@@ -192,7 +196,7 @@ class NatureCNN(ImageEncoder):
         )  # fmt: skip
         self.num_features = 512
         width = _num_outputs(self.convolutions, self.layout)
-        self.linear = nn.Sequential(nn.Linear(width, self.num_features), nn.ReLU(inplace=True))
+        self.linear = nn.Sequential(WideLinear(width, self.num_features), nn.ReLU(inplace=True))
 
     def forward(self, obs: Observation) -> Tensor:
         """See `Encoder.forward`."""
@@ -231,7 +235,7 @@ class ImpalaCNN(ImageEncoder):
         self.convolutions = nn.Sequential(*layers, nn.ReLU(), nn.Flatten())
         self.num_features = 256
         width = _num_outputs(self.convolutions, self.layout)
-        self.linear = nn.Sequential(nn.Linear(width, self.num_features), nn.ReLU())
+        self.linear = nn.Sequential(WideLinear(width, self.num_features), nn.ReLU())
 
     def forward(self, obs: Observation) -> Tensor:
         """See `Encoder.forward`."""

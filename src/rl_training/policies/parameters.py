@@ -69,6 +69,8 @@ class ParameterStore(Stateful):
             parameter.grad = self.grad[span].view(shape)
         self.optimizer = optimizer.make(self.flat)
         self.is_fused = bool(self.optimizer.param_groups[0].get("fused"))
+        self.may_look = False
+        """Whether gradients that need no clipping are left alone, which is a matter of a value: see `Recorded`."""
         self._apply = Recorded(self.optimizer_step)
 
     def step(self, loss: Tensor, *, learning_rate: float, max_grad_norm: float | None) -> Tensor:
@@ -87,7 +89,9 @@ class ParameterStore(Stateful):
             self.grad[span].view(shape).copy_(gradient)
         norm: Tensor = self.grad.norm()
         if max_grad_norm is not None:
-            self.grad.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+            factor = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            if not self.may_look or not factor >= 1.0:  # also where the norm is not a number
+                self.grad.mul_(factor)
         return norm
 
     def apply(self, learning_rate: float) -> None:
@@ -178,6 +182,7 @@ class GradientStep:
         self.max_grad_norm = max_grad_norm
         self._training = TrainingMode(module)
         self._recorded = Recorded(self._whole_step if store.is_fused else self._differentiate, module)
+        store.may_look = self._recorded.is_foreign and store.flat.device.type == "cpu"
 
     def __call__(self, learning_rate: float, *inputs: Any) -> dict[str, Tensor]:
         """Make the step; what `losses` gave before it, detached."""

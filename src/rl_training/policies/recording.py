@@ -5,7 +5,8 @@ results. A `Recorded` function is run as it is written the first times it sees i
 recorded: every kernel that torch runs, forward and backward, with its arguments and results. From then on a call copies
 its inputs to where the recorded ones were, runs the same kernels in the same order, and copies the outputs. So it gives
 the same numbers to the bit in a fraction of the time, and the function itself stays ordinary torch code, which is also
-the oracle that the tests compare with. Nothing is compiled: a recording takes milliseconds.
+the oracle that the tests compare with. A recording takes milliseconds; where there is a C compiler, one that is called
+for long enough is then compiled, see `native`.
 
 Kernels on small tensors are numpy's, from the first call on (see `numpy_kernels`).
 
@@ -82,7 +83,7 @@ class Recorded(Generic[R]):
         given = tuple(_flatten(arg, leaves, kinds) for arg in args)
         if getattr(_within, "recorded", False):
             return self.function(*given)
-        if self._is_foreign:
+        if self.is_foreign:
             return self.function(*map_tensors(_aligned, given))
         if self.refusal or not self._busy.acquire(blocking=False):  # another thread uses the memory
             return self._as_written(given)
@@ -92,7 +93,7 @@ class Recorded(Generic[R]):
             self._busy.release()
 
     @functools.cached_property
-    def _is_foreign(self) -> bool:
+    def is_foreign(self) -> bool:
         """Whether the function is left to torch altogether, because of what its network is made of or where it lies."""
         self.refusal = "" if self._module is None else unknown_part(self._module)
         return bool(self.refusal)

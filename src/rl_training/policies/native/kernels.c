@@ -1,6 +1,13 @@
-/* Products of matrices, with the order of sums of the library that computes them where nothing is compiled. */
+/* Products of matrices, with the order of sums of the library that computes them where nothing is compiled; pixels. */
 
 #include "kernels.h"
+
+#if defined(_OPENMP)
+#include <omp.h>
+#else
+static int omp_get_thread_num(void) { return 0; }
+static int omp_get_num_threads(void) { return 1; }
+#endif
 
 #define ROWS 6 /* of the result, that stay in registers */
 #if defined(__clang__)
@@ -27,22 +34,22 @@ INLINE void transpose(const float* from, long from_row, float* to, long to_row) 
 void pack(const float* b, long row, long column, long k, long n, float* out, long first, long last) {
     for (long p = first; p < last; p++) {
         float* to = out + p * k * PANEL;
-        long width = n - p * PANEL < PANEL ? n - p * PANEL : PANEL;
+        long width = n - p * PANEL < PANEL ? n - p * PANEL : PANEL, step = PANEL_STEP(width);
         const float* from = b + p * PANEL * column;
-        if (width < PANEL) memset(to, 0, k * PANEL * sizeof(float));
+        if (width < step) memset(to, 0, k * step * sizeof(float));
         if (column == 1) {
-            for (long q = 0; q < k; q++) memcpy(to + q * PANEL, from + q * row, width * sizeof(float));
+            for (long q = 0; q < k; q++) memcpy(to + q * step, from + q * row, width * sizeof(float));
             continue;
         }
         long j = 0;
         for (; j + 4 <= width && row == 1; j += 4) {
             long q = 0;
-            for (; q + 4 <= k; q += 4) transpose(from + q + j * column, column, to + q * PANEL + j, PANEL);
+            for (; q + 4 <= k; q += 4) transpose(from + q + j * column, column, to + q * step + j, step);
             for (; q < k; q++)
-                for (long l = j; l < j + 4; l++) to[q * PANEL + l] = from[q + l * column];
+                for (long l = j; l < j + 4; l++) to[q * step + l] = from[q + l * column];
         }
         for (; j < width; j++)
-            for (long q = 0; q < k; q++) to[q * PANEL + j] = from[q * row + j * column];
+            for (long q = 0; q < k; q++) to[q * step + j] = from[q * row + j * column];
     }
 }
 
@@ -78,6 +85,12 @@ INLINE void finish(const product_type* x, long i, const int vectors, const int i
     }
 }
 
+/* What sums are added to. */
+INLINE vec start_of(const product_type* x, long i, vec bias) {
+    if (x->column) bias = (vec){0} + x->column[i];
+    return bias;
+}
+
 /* Rows of a panel from `i` on, or of its first vectors; a whole one if all of its columns are. `some` are the numbers of
    the rows in C, if not all are computed. */
 INLINE void tile(const product_type* x, const long* some, long i, const int rows, const int vectors, const int is_whole,
@@ -89,14 +102,14 @@ INLINE void tile(const product_type* x, const long* some, long i, const int rows
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) { /* without a detour through memory: this is most of the time if k is small */
             vec total[VECTORS];
-            for (int v = 0; v < vectors; v++) total[v] = bias[v] + sum[r][v];
+            for (int v = 0; v < vectors; v++) total[v] = start_of(x, i + r, bias[v]) + sum[r][v];
             finish(x, some ? some[i + r] : i + r, vectors, 1, j, total);
         }
         return;
     }
     vec total[ROWS][VECTORS];
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++) total[r][v] = bias[v];
+        for (int v = 0; v < vectors; v++) total[r][v] = start_of(x, i + r, bias[v]);
     for (long start = 0; start < x->k; start += x->chunk) {
         vec sum[ROWS][VECTORS];
         SUM(start, (start + x->chunk < x->k ? start + x->chunk : x->k))
@@ -118,8 +131,8 @@ INLINE void tiles(const product_type* x, const long* some, const int rows, const
 INLINE void panels(const product_type* x, const long* some) {
     for (long j = 0; j < x->n; j += PANEL) {
         const float* b = x->packed ? x->packed + j * x->k : x->b + j;
-        long b_row = x->packed ? PANEL : x->b_row;
         long width = x->n - j < PANEL ? x->n - j : PANEL;
+        long b_row = x->packed ? PANEL_STEP(width) : x->b_row;
         if (x->m < ROWS)
             for (long l = 0; l < width; l += LANES) tiles(x, some, 1, 1, 0, b + l, b_row, j + l);
         else if (width == PANEL) tiles(x, some, ROWS, VECTORS, 1, b, b_row, j);
@@ -151,4 +164,62 @@ void product_of_some(const product_type* x, float* memory, long* some) {
     panels(&y, some);
 }
 
+/* The same by several threads; `memory` is for packing B if that is needed, else none. */
+void product_by_threads(const product_type* x, float* memory, int threads) {
+    const long panels = (x->n + PANEL - 1) / PANEL;
+    const int by_rows = x->m >= x->n || panels < threads;
+#pragma omp parallel num_threads(threads)
+    {
+        const long t = omp_get_thread_num(), all = omp_get_num_threads();
+        product_type y = *x;
+        if (memory) {
+            pack(x->b, x->b_row, x->b_column, x->k, x->n, memory, panels * t / all, panels * (t + 1) / all);
+            y.packed = memory;
+#pragma omp barrier
+        }
+        const long count = by_rows ? x->m : panels, low = count * t / all, high = count * (t + 1) / all;
+        if (by_rows) {
+            y.m = high - low;
+            y.a += low * x->a_row;
+            y.c += low * x->c_row;
+            if (x->column) y.column += low;
+        } else {
+            y.n = (high * PANEL < x->n ? high * PANEL : x->n) - low * PANEL;
+            y.b += low * PANEL * x->b_column;
+            if (memory) y.packed += low * PANEL * x->k;
+            y.c += low * PANEL;
+            if (x->bias) y.bias += low * PANEL;
+        }
+        if (high > low) product(&y);
+    }
+}
+
 int panel_columns(void) { return PANEL; }
+
+/* ------------------------------------------------------------------------------------------------------------------
+   Pixels
+   ------------------------------------------------------------------------------------------------------------------ */
+
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define PIXEL(a, b, c, d) ((unsigned int)(a) | (unsigned int)(b) << 8 | (unsigned int)(c) << 16 | (unsigned int)(d) << 24)
+#else
+#define PIXEL(a, b, c, d) ((unsigned int)(d) | (unsigned int)(c) << 8 | (unsigned int)(b) << 16 | (unsigned int)(a) << 24)
+#endif
+
+/* Images of bytes, four planes each, as floats, pixel by pixel: [count, 4, size] to [count, size, 4]. */
+void pixels_to_floats(const unsigned char* x, long count, long size, float scale, float* out, int threads) {
+    enum { MANY = 1024 };
+#pragma omp parallel for num_threads(threads) collapse(2) schedule(static)
+    for (long i = 0; i < count; i++)
+        for (long start = 0; start < size; start += MANY) {
+            long length = size - start < MANY ? size - start : MANY;
+            const unsigned char* from = x + i * 4 * size + start;
+            float* to = out + (i * size + start) * 4;
+            unsigned char together[4 * MANY];
+            for (long l = 0; l < length; l++) {
+                unsigned int four = PIXEL(from[l], from[size + l], from[2 * size + l], from[3 * size + l]);
+                memcpy(together + 4 * l, &four, 4);
+            }
+            for (long l = 0; l < 4 * length; l++) to[l] = (float)together[l] * scale;
+        }
+}

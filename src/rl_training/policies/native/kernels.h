@@ -32,6 +32,7 @@
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int bits __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 #define PANEL (LANES * VECTORS)
+#define PANEL_STEP(width) ((width) <= LANES ? LANES : (width) <= PANEL / 2 ? PANEL / 2 : PANEL) /* between packed rows */
 #define INLINE static inline __attribute__((always_inline))
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -47,7 +48,8 @@ typedef struct {
     const float* packed;  /* B by panels of PANEL columns, if it was packed */
     float* c;
     long c_row;
-    const float* bias;    /* a row that is added, or none */
+    const float* bias;    /* a row that is added to each, or none */
+    const float* column;  /* a column that is added to each, or none */
     int relu;             /* whether what is negative becomes zero */
     const float* mask;    /* where these are not positive, the result is zero; or none */
     long mask_row;

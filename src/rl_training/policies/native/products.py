@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rl_training.policies.native.compiler import build
+from rl_training.policies.native.compiler import NotCompiledError, build
 from rl_training.policies.native.elements import Element
 from rl_training.policies.native.memory import (
     Access,
@@ -202,9 +202,15 @@ CHUNKS = (128, 160, 192, 256, 320, 384, 512)
 @functools.cache
 def library() -> ctypes.CDLL:
     """kernels.c, compiled."""
-    found = build("kernels.c", '#include "kernels.c"')
+    try:
+        found = build("kernels.c", '#include "kernels.c"', ("-fopenmp",))
+    except NotCompiledError:  # a compiler without threads
+        found = build("kernels.c", '#include "kernels.c"')
     found.pack.argtypes = [ctypes.c_void_p, *[ctypes.c_long] * 4, ctypes.c_void_p, *[ctypes.c_long] * 2]
-    found.product.argtypes = [ctypes.POINTER(_Arguments)]
+    found.product.argtypes = [ctypes.POINTER(Arguments)]
+    found.product_by_threads.argtypes = [ctypes.POINTER(Arguments), ctypes.c_void_p, ctypes.c_int]
+    images = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_float, ctypes.c_void_p, ctypes.c_int)
+    found.pixels_to_floats.argtypes = images
     return found
 
 
@@ -254,7 +260,7 @@ def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, chunk: int) -> Tensor:
         library().pack(*of_b, k, n, packed.data_ptr(), 0, -(-n // library().panel_columns()))
         plus = None if bias is None else bias[i].data_ptr()
         library().product(
-            _Arguments(
+            Arguments(
                 m, n, k, a[i].data_ptr(), *a.stride()[1:], *of_b, packed.data_ptr(), c[i].data_ptr(), n,
                 bias=plus, chunk=chunk,
             )
@@ -262,13 +268,14 @@ def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, chunk: int) -> Tensor:
     return c
 
 
-class _Arguments(ctypes.Structure):
+class Arguments(ctypes.Structure):
     """`product_type` of kernels.h."""
 
     _fields_ = [
         ("m", ctypes.c_long), ("n", ctypes.c_long), ("k", ctypes.c_long),
         ("a", ctypes.c_void_p), ("a_row", ctypes.c_long), ("a_column", ctypes.c_long),
         ("b", ctypes.c_void_p), ("b_row", ctypes.c_long), ("b_column", ctypes.c_long), ("packed", ctypes.c_void_p),
-        ("c", ctypes.c_void_p), ("c_row", ctypes.c_long), ("bias", ctypes.c_void_p), ("relu", ctypes.c_int),
+        ("c", ctypes.c_void_p), ("c_row", ctypes.c_long), ("bias", ctypes.c_void_p), ("column", ctypes.c_void_p),
+        ("relu", ctypes.c_int),
         ("mask", ctypes.c_void_p), ("mask_row", ctypes.c_long), ("chunk", ctypes.c_long),
     ]  # fmt: skip

@@ -20,8 +20,8 @@ from rl_training.policies.native.program import Kernel, Program
 if TYPE_CHECKING:
     from rl_training.policies.kernels import Mover
 
-SECONDS_BEFORE = 1.0
-"""What a recording's calls have taken when it is compiled: about as much as the compiler takes."""
+SECONDS_BEFORE = 0.3
+"""What a recording's calls have taken when it is compiled: those of shorter runs are not worth it."""
 
 _compiling = threading.Lock()
 """One at a time: they would only get into each other's way."""

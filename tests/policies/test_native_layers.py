@@ -1,0 +1,149 @@
+"""Layers of image networks that are computed here: torch's bits, or torch itself."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from torch import nn
+
+from rl_training.policies.encoders import NatureCNN
+from rl_training.policies.native import compiler, layers
+from tests.policies.native_harness import HAS_COMPILER
+from tests.policies.test_recording import draw
+
+pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler on this machine")
+
+INPUTS, OUTPUTS = 3136, 512
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def ready():
+    """Wait until the kernels are compiled."""
+    bool(layers._is_ready)
+    layers._is_ready._thread.join()
+    assert layers._is_ready
+
+
+@pytest.fixture
+def layer():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return layers.WideLinear(INPUTS, OUTPUTS)
+
+
+def derivatives(y, x, layer, **options):
+    return torch.autograd.grad(y, [x, layer.weight, layer.bias], draw(*y.shape, seed=5), **options)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32, 50, 256, 300])
+def test_it_is_a_linear_layer_to_the_bit(rows, layer, ready, threads):
+    x = draw(rows, INPUTS, seed=1).relu().requires_grad_()
+    mine, its = layer(x), F.linear(x, layer.weight, layer.bias)
+    assert torch.equal(mine, its)
+    assert all(map(torch.equal, derivatives(mine, x, layer), derivatives(its, x, layer)))
+    is_known = all(layers.chunks(rows, INPUTS, OUTPUTS)) and layers.MIN_ROWS <= rows <= layers.MAX_ROWS
+    assert ("_Linear" in mine.grad_fn.name()) == is_known
+
+
+def test_only_what_is_wanted_is_computed(layer, ready):
+    x = draw(32, INPUTS)  # needs no gradient, as where convolutions are frozen
+    found = torch.autograd.grad(layer(x).sum(), [layer.bias])
+    assert torch.equal(found[0], torch.full((OUTPUTS,), 32.0))
+    with torch.no_grad():
+        assert layer(x).grad_fn is None
+
+
+def test_it_can_be_differentiated_twice(layer, ready):
+    """As the trust region does."""
+    x = draw(32, INPUTS)
+
+    def curvature(forward):
+        (first,) = torch.autograd.grad(forward(x).square().mean(), [layer.weight], create_graph=True)
+        return torch.autograd.grad(first.square().sum(), [layer.weight])[0]
+
+    assert torch.allclose(curvature(layer), curvature(lambda x: F.linear(x, layer.weight, layer.bias)), atol=1e-6)
+
+
+def test_gradients_of_two_calls_add_up(layer, ready):
+    x, y = draw(32, INPUTS), draw(32, INPUTS, seed=1)
+    (together,) = torch.autograd.grad(layer(x).sum() + layer(y).sum(), [layer.weight])
+    (one,), (other,) = (torch.autograd.grad(layer(z).sum(), [layer.weight]) for z in (x, y))
+    assert torch.allclose(together, one + other)
+
+
+@pytest.mark.parametrize("kind", ["double", "three dimensions", "strided", "small"])
+def test_the_rest_is_left_to_torch(kind, layer, ready):
+    x = draw(32, INPUTS)
+    if kind == "double":
+        layer, x = layer.double(), x.double()
+    elif kind == "three dimensions":
+        x = x.view(4, 8, INPUTS)
+    elif kind == "strided":
+        x = draw(INPUTS, 32).t()
+    else:
+        layer, x = layers.WideLinear(64, 64), draw(32, 64)
+    assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+    assert "_Linear" not in layer(x).grad_fn.name()
+
+
+def test_without_a_compiler_it_is_left_to_torch(layer, monkeypatch):
+    monkeypatch.setattr(layers, "find_compiler", lambda: None)
+    monkeypatch.setattr(layers, "_is_ready", layers._Ready())
+    x = draw(32, INPUTS)
+    for _ in range(2):
+        assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+        layers._is_ready._thread.join()
+    assert not layers._is_ready
+
+
+def test_a_compiler_that_fails_is_no_compiler(monkeypatch):
+    def library():
+        raise compiler.NotCompiledError("out of paper")
+
+    monkeypatch.setattr(layers, "library", library)
+    monkeypatch.setattr(layers, "_is_ready", layers._Ready())
+    assert not layers._is_ready
+    layers._is_ready._thread.join()
+    assert not layers._is_ready
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 84, 84), (32, 4, 84, 84), (3, 4, 40, 37), (2, 3, 36, 36), (2, 1, 36, 36)])
+def test_pixels_are_the_same_to_the_bit(shape, ready, threads):
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8))
+    expected = images.contiguous(memory_format=torch.channels_last).to(torch.float32).mul_(1 / 255)
+    found = layers.floats_of(images, 1 / 255)
+    assert (found is None) == (shape[1] != layers.PLANES)
+    if found is not None:
+        assert torch.equal(found, expected)
+        assert found.stride() == expected.stride()
+        assert layers.floats_of(images.permute(0, 1, 3, 2), 1 / 255) is None
+        assert layers.floats_of(images.float(), 1 / 255) is None
+
+
+def test_a_network_of_images_learns_the_same(ready, monkeypatch):
+    space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (32, 4, 84, 84), dtype=np.uint8))
+
+    def learn():
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            net = NatureCNN(space)
+        optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(images).square().mean().backward()
+            optimizer.step()
+        return nn.utils.parameters_to_vector(net.parameters())
+
+    mine = learn()
+    monkeypatch.setattr(layers, "_is_ready", False)
+    assert torch.equal(mine, learn())
