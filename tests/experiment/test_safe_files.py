@@ -41,6 +41,7 @@ from rl_training.experiment.checkpointing import checkpoints_of, find_checkpoint
 from rl_training.experiment.config import read_config
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.runs import RunDirectory, find_runs
+from rl_training.policies.native.compiler import find_compiler
 
 SOURCE = Path(rl_training.__file__).parent
 CONTENT = ["state.safetensors", "state.json", "config.json", "metadata.json"]
@@ -71,9 +72,10 @@ class Watch:
         self.found: list[str] = []
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
-        if event in ("os.system", "os.exec", "os.posix_spawn", "pickle.find_class", "ctypes.dlopen") or (
-            event == "subprocess.Popen" and args[1][0] != "git"
-        ):
+        is_own = event == "ctypes.dlopen" and "/rl_training_" in str(args[0])  # compiled from the package's own text
+        if (
+            event in ("os.system", "os.exec", "os.posix_spawn", "pickle.find_class", "ctypes.dlopen") and not is_own
+        ) or (event == "subprocess.Popen" and args[1][0] not in ("git", find_compiler())):
             self.found.append(f"{event} {args}")
         elif event in ("open", "os.rename", "os.remove", "os.truncate", "os.listdir") and args:
             if isinstance(args[0], (str, bytes)) and os.path.realpath(os.fsdecode(args[0])).startswith(self.outside):
@@ -911,6 +913,8 @@ IMPORTING = {
     "envs/factory.py": {"module"},  # of the two in _REGISTERED_BY
 }
 """Modules that import by name, and the names that they may import: none of them comes from a file."""
+LOADING = {"policies/native/compiler.py": {"ctypes.CDLL(str(target))"}}
+"""Modules that load libraries: what was compiled a moment ago, in a folder of its own, from the package's own text."""
 
 
 def suspicious(source: str, name: str = "module.py") -> list[str]:
@@ -919,8 +923,9 @@ def suspicious(source: str, name: str = "module.py") -> list[str]:
     tree = ast.parse(source)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     own_process = {id(call.func) for call in calls if ast.unparse(call) == "ctypes.CDLL(None)"}  # loads nothing
+    own_libraries = {id(call.func) for call in calls if ast.unparse(call) in LOADING.get(name, set())}
     for node in ast.walk(tree):
-        if id(node) in own_process:
+        if id(node) in own_process | own_libraries:
             continue
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names if alias.name.split(".")[0] in LOADERS]

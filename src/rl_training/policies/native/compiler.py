@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w")
@@ -27,8 +28,8 @@ def find_compiler() -> str | None:
     return next((path for name in candidates if name and (path := shutil.which(name))), None)
 
 
-def build(name: str, source: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """A library of C, which is not kept on disk."""
+def build(name: str, source: str, flags: tuple[str, ...] = ()) -> Any:
+    """A library of C (`ctypes.CDLL`), which is not kept on disk. `source` is the package's own, from no other file."""
     compiler = find_compiler()
     if compiler is None:
         raise NotCompiledError("there is no C compiler")

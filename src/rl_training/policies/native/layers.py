@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from rl_training.policies.native.compiler import NotCompiledError, find_compiler
 from rl_training.policies.native.products import PACK_COLUMNS, Arguments, find_chunk, library
@@ -52,7 +53,9 @@ _is_ready = _Ready()
 
 
 def _is_plain(x: Tensor, *others: Tensor) -> bool:
-    """Whether these are matrices of floats of the CPU, and nothing is being traced."""
+    """Whether these lie on the CPU without gaps, and nobody traces or counts what torch does."""
+    if _get_current_dispatch_mode() is not None:
+        return False
     return all(type(t) in (Tensor, nn.Parameter) and t.device.type == "cpu" and t.is_contiguous() for t in (x, *others))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -200,7 +201,7 @@ CHUNKS = (128, 160, 192, 256, 320, 384, 512)
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
+def library() -> Any:
     """kernels.c, compiled."""
     try:
         found = build("kernels.c", '#include "kernels.c"', ("-fopenmp",))
