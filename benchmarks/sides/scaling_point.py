@@ -10,6 +10,8 @@ from typing import Any
 
 WARM_UP = 5
 """Iterations that are not measured, after those without updates."""
+WARM_SECONDS = 4.0
+"""Seconds that are not measured, in which what is worth it is compiled."""
 
 
 def main() -> None:
@@ -26,18 +28,20 @@ def main() -> None:
 
     moments: list[dict[str, float]] = []
     warm = 0
+    begun = float("inf")
     until = float("inf")
     threads = 0
 
     def watch(run: Any) -> None:
-        nonlocal warm, until, threads
+        nonlocal warm, begun, until, threads
         if run.updates:
             warm += 1
-        if warm == WARM_UP:
+            begun = min(begun, time.perf_counter())
+        if not moments and warm >= WARM_UP and time.perf_counter() > begun + WARM_SECONDS:
             threads = torch.get_num_threads()
             moments.append({"steps": run.env_steps, **run.metrics()})
             until = time.perf_counter() + args.seconds
-        elif warm > WARM_UP and time.perf_counter() > until and len(moments) == 1:
+        elif time.perf_counter() > until and len(moments) == 1:
             moments.append({"steps": run.env_steps, **run.metrics()})
             run.stop("measured")
 

@@ -2,6 +2,9 @@
 
 import ctypes
 import itertools
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -21,7 +24,7 @@ from tests.policies.test_recording import draw, losses_of, network, warm
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler on this machine")
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[1, 2, 3])
 def threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -181,6 +184,16 @@ def test_rows_of_zeros_are_left_out(rows, threads):
         assert "product_of_some(&" in program.source()
 
 
+def test_what_is_multiplied_by_itself_is_not_lost(threads):
+    """The derivative of an activation of a product, by the product itself."""
+
+    def function(a, b):
+        product = a @ b
+        return {"masked": torch.ops.aten.threshold_backward(product, product, 0)}
+
+    compare(function, draw(128, 96), draw(96, 64, seed=1))
+
+
 @pytest.mark.parametrize("flags", [("-mno-avx512f",), ()])
 def test_kernels_for_other_machines(flags, monkeypatch):
     """Narrower vectors, and whatever the machine has: products are sums in the same order."""
@@ -302,6 +315,40 @@ def test_a_compiler_that_is_not_one(monkeypatch):
         compiler.build("this", "int one(void) { return 1; }")
     monkeypatch.setattr(compiler, "find_compiler", lambda: "/no/such/compiler")
     with pytest.raises(compiler.NotCompiledError):
+        compiler.build("this", "int one(void) { return 1; }")
+
+
+ENDS = """
+import time
+import torch
+from rl_training.policies.native import takeover
+from rl_training.policies.recording import Recorded
+takeover.SECONDS_BEFORE = -1.0
+function = Recorded(lambda a, b: (a @ b).relu())
+begin = time.perf_counter()
+while time.perf_counter() < begin + {seconds}:
+    function(torch.ones(64, 64), torch.ones(64, 64))
+{end}
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.5, 1.0, 1.5])
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("raise SystemExit(3)", 3)])
+def test_a_program_may_end_while_something_is_compiled(seconds, end, code):
+    """It ends as it would otherwise, and soon."""
+    begin = time.perf_counter()
+    command = [sys.executable, "-c", ENDS.format(seconds=seconds, end=end)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (code, "")
+    assert time.perf_counter() - begin < 60
+
+
+def test_a_compiler_that_hangs_is_stopped(monkeypatch, tmp_path):
+    (tmp_path / "cc").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setattr(compiler, "find_compiler", lambda: str(tmp_path / "cc"))
+    monkeypatch.setattr(compiler, "SECONDS", 0.2)
+    with pytest.raises(compiler.NotCompiledError, match="stopped"):
         compiler.build("this", "int one(void) { return 1; }")
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import os
 import shutil
 import subprocess
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-w")
 SECONDS = 120
 """What a compiler may take."""
 
@@ -28,18 +31,46 @@ def find_compiler() -> str | None:
     return next((path for name in candidates if name and (path := shutil.which(name))), None)
 
 
+@functools.cache
+def _threads() -> list[str]:
+    """What is linked for threads: the library that torch brings along, or there would be twice as many threads."""
+    torch = importlib.util.find_spec("torch")
+    folder = Path(torch.origin).parent / "lib" if torch is not None and torch.origin else FOLDER
+    return [str(path) for path in sorted(folder.glob("libgomp*.so*"))[:1]] or ["-fopenmp"]
+
+
 def build(name: str, source: str, flags: tuple[str, ...] = ()) -> Any:
     """A library of C (`ctypes.CDLL`), which is not kept on disk. `source` is the package's own, from no other file."""
     compiler = find_compiler()
     if compiler is None:
         raise NotCompiledError("there is no C compiler")
     with tempfile.TemporaryDirectory(prefix="rl_training_") as folder:
-        written, target = Path(folder) / "source.c", Path(folder) / "library.so"
+        written, compiled, target = (Path(folder) / f"recording.{end}" for end in ("c", "o", "so"))
         written.write_text(source)
-        command = [compiler, *FLAGS, *flags, f"-I{FOLDER}", str(written), "-o", str(target), "-lm"]
         try:
-            subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
+            for command in (
+                [*FLAGS, *flags, f"-I{FOLDER}", "-c", str(written), "-o", str(compiled)],
+                ["-shared", str(compiled), *(_threads() if "-fopenmp" in flags else []), "-lm", "-o", str(target)],
+            ):
+                _run([compiler, *command])
             return ctypes.CDLL(str(target))
-        except (OSError, subprocess.SubprocessError) as error:
-            said = (getattr(error, "stderr", None) or b"").decode(errors="replace")
-            raise NotCompiledError(f"{name}: {said[:300] or error}") from error
+        except OSError as error:
+            raise NotCompiledError(f"{name}: {error}") from error
+        except NotCompiledError as error:
+            raise NotCompiledError(f"{name}: {error}") from error
+
+
+def _run(command: list[str]) -> None:
+    """Wait for a command; not longer than it may take, and not longer than the program that wants it."""
+    until = time.monotonic() + SECONDS
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        while True:
+            try:
+                _, said = process.communicate(timeout=0.05)
+                break
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > until or not threading.main_thread().is_alive():
+                    process.kill()
+                    raise NotCompiledError("the compiler was stopped") from None
+    if process.returncode:
+        raise NotCompiledError(said.decode(errors="replace")[:300] or f"it ended with {process.returncode}")

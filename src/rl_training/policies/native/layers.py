@@ -36,7 +36,7 @@ class _Ready:
 
     def __bool__(self) -> bool:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._compile, daemon=True)
+            self._thread = threading.Thread(target=self._compile)
             self._thread.start()
         return self._found
 

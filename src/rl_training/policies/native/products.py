@@ -99,8 +99,8 @@ class Product:
         if name != "threshold_backward" or element.operands[2] != 0:
             return False
         mask = element.operands[1]
-        if not isinstance(mask, Tensor) or not mask.is_contiguous() or overlap(mask, result):
-            return False  # rows at the end may be computed twice
+        if not isinstance(mask, Tensor) or not mask.is_contiguous() or any(overlap(mask, t) for t in (result, self.c)):
+            return False  # rows at the end may be computed twice, and the product itself is not written any more
         self.c, self.mask = result, mask.view(self.c.shape)
         return True
 

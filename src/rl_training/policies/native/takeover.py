@@ -59,7 +59,8 @@ class Takeover:
             kernel()
         self._seconds += time.perf_counter() - begin
         if self._thread is None and self._seconds > SECONDS_BEFORE and _compiling.acquire(blocking=False):
-            self._thread = threading.Thread(target=self._compile, args=(torch.get_num_threads(),), daemon=True)
+            # no daemon: it must not be cut off within torch when the program ends, which it notices itself
+            self._thread = threading.Thread(target=self._compile, args=(torch.get_num_threads(),))
             self._thread.start()
 
     def _compile(self, num_threads: int) -> None:
