@@ -53,9 +53,9 @@ class Recording:
         self.places = [place.detach() for place in places]
         self.outputs = map_tensors(move, outputs)
         written = (t for call in needed for t in call.written() if storage_of(t) not in move.offsets)
-        kept = [*map(move, written), *(call.args[0] for call in straight.values()), *tensors_in(self.outputs)]
+        state = [*map(move, written), *(call.args[0] for call in straight.values())]
         kernels = [make_kernel(call, move) for call in needed]
-        self.takeover: Takeover | None = Takeover(needed, kernels, move, outputs, kept)
+        self.takeover: Takeover | None = Takeover(needed, kernels, move, outputs, state)
         self.kernels = kernels
         self.library: Library | None = None
         self.is_flat = type(outputs) is dict and all(isinstance(value, Tensor) for value in outputs.values())
@@ -177,6 +177,10 @@ class Mover:
         if id(tensor) not in self._moved:
             self._moved[id(tensor)] = (tensor, self._move(tensor))  # both kept, so that the id stays its own
         return self._moved[id(tensor)][1]
+
+    def forget(self) -> None:
+        """Make everything that was computed in the block useless, so that nobody mistakes it for what they made."""
+        torch.empty(0, dtype=torch.uint8).set_(self._block, 0, (self._block.nbytes(),), (1,)).fill_(255)
 
     def _move(self, tensor: Tensor) -> Tensor:
         place = self._kept.get(storage_of(tensor))

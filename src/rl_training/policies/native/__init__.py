@@ -9,7 +9,7 @@ another made. What has no rule here stays a call from Python, between two pieces
 The numbers are the same to the bit, so it does not matter when a compiled recording takes over, or whether there is a
 compiler at all: sums add in torch's order (or in numpy's, where `numpy_kernels` leaves them to it), products too, and
 nothing is contracted or reordered. Before it takes over, a compiled recording must repeat a call of the recorded
-kernels with equal results; else it is never used.
+kernels with equal results; else it is never used. Only whether a zero is minus zero may differ.
 
 - `memory`: what a statement touches, and by which thread.
 - `elements`: loops over elements, and which operators become such.
@@ -17,5 +17,6 @@ kernels with equal results; else it is never used.
 - `program`: a whole recording: which operators become what, where threads wait, the text.
 - `compiler`: the C compiler of the machine.
 - `takeover`: when a recording is compiled, and the check before that is used.
+- `layers`: parts of networks of images, which are not recorded.
 - `kernels.h`, `kernels.c`: sums and products in C.
 """

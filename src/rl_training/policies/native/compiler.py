@@ -44,20 +44,18 @@ def build(name: str, source: str, flags: tuple[str, ...] = ()) -> Any:
     compiler = find_compiler()
     if compiler is None:
         raise NotCompiledError("there is no C compiler")
-    with tempfile.TemporaryDirectory(prefix="rl_training_") as folder:
-        written, compiled, target = (Path(folder) / f"recording.{end}" for end in ("c", "o", "so"))
-        written.write_text(source)
-        try:
+    try:
+        with tempfile.TemporaryDirectory(prefix="rl_training_") as folder:
+            written, compiled, target = (Path(folder) / f"recording.{end}" for end in ("c", "o", "so"))
+            written.write_text(source)
             for command in (
                 [*FLAGS, *flags, f"-I{FOLDER}", "-c", str(written), "-o", str(compiled)],
                 ["-shared", str(compiled), *(_threads() if "-fopenmp" in flags else []), "-lm", "-o", str(target)],
             ):
                 _run([compiler, *command])
             return ctypes.CDLL(str(target))
-        except OSError as error:
-            raise NotCompiledError(f"{name}: {error}") from error
-        except NotCompiledError as error:
-            raise NotCompiledError(f"{name}: {error}") from error
+    except (OSError, NotCompiledError) as error:
+        raise NotCompiledError(f"{name}: {error}") from error
 
 
 def _run(command: list[str]) -> None:

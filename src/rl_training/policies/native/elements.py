@@ -188,10 +188,10 @@ def _clamp(args: list[Any], kwargs: dict[str, Any], result: Tensor) -> Element |
     x, low, high = [*args, None, None][:3]
     low, high = kwargs.get("min", low), kwargs.get("max", high)
     if low is None:
-        return Element("least({0}, {1})", [x, high], result)
+        return Element("least({1}, {0})", [x, high], result)
     if high is None:
-        return Element("largest({0}, {1})", [x, low], result)
-    return Element("least(largest({0}, {1}), {2})", [x, low, high], result)
+        return Element("largest({1}, {0})", [x, low], result)
+    return Element("least({2}, largest({1}, {0}))", [x, low, high], result)
 
 
 def _pow(args: list[Any], kwargs: dict[str, Any], result: Tensor) -> Element | None:
@@ -216,7 +216,7 @@ _ARITHMETIC: dict[str, Rule] = {
     "add": _simple("{0} + {1}"),
     "addcmul": _simple("fmaf({1}, {2}, {0})"),
     "clamp": _clamp,
-    "clamp_min": _simple("largest({0}, {1})"),
+    "clamp_min": _simple("largest({1}, {0})"),
     "clone": _copy,
     "copy_": _copy,
     "div": _simple("{0} / {1}"),
@@ -227,7 +227,7 @@ _ARITHMETIC: dict[str, Rule] = {
     "neg": _simple("-{0}"),
     "pow": _pow,
     "reciprocal": _simple("1.0f / {0}"),
-    "relu": _simple("({0} <= 0.0f ? 0.0f : {0})"),
+    "relu": _simple("({0} < 0.0f ? 0.0f : {0})"),
     "rsub": _simple("{1} - {0}"),
     "sqrt": _simple("sqrtf({0})"),
     "sub": _simple("{0} - {1}"),

@@ -31,7 +31,7 @@ INLINE void transpose(const float* from, long from_row, float* to, long to_row) 
 }
 
 /* B [k, n] by panels of PANEL columns, the last filled up with zeros; from panel `first` to before `last`. */
-void pack(const float* b, long row, long column, long k, long n, float* out, long first, long last) {
+static void pack_panels(const float* b, long row, long column, long k, long n, float* out, long first, long last) {
     for (long p = first; p < last; p++) {
         float* to = out + p * k * PANEL;
         long width = n - p * PANEL < PANEL ? n - p * PANEL : PANEL, step = PANEL_STEP(width);
@@ -72,7 +72,7 @@ INLINE void finish(const product_type* x, long i, const int vectors, const int i
     float* c = x->c + i * x->c_row + j;
     const float* mask = x->mask + i * x->mask_row + j;
     if (x->relu)
-        for (int v = 0; v < vectors; v++) total[v] = (vec)((bits)total[v] & ~(total[v] <= 0.0f));
+        for (int v = 0; v < vectors; v++) total[v] = (vec)((bits)total[v] & ~(total[v] < 0.0f));
     if (is_whole) {
         if (x->mask)
             for (int v = 0; v < vectors; v++) total[v] = (vec)((bits)total[v] & ~(*(const vec*)(mask + v * LANES) <= 0.0f));
@@ -142,11 +142,29 @@ INLINE void panels(const product_type* x, const long* some) {
     }
 }
 
+void pack(const float* b, long row, long column, long k, long n, float* out, long first, long last) {
+    pack_panels(b, row, column, k, n, out, first, last);
+}
+
 void product(const product_type* x) { panels(x, 0); }
+
+/* Whether nothing in B is infinite or no number: zero times that would not be zero. */
+static int is_finite(const product_type* x) {
+    const int by_rows = x->b_column == 1;
+    const long count = by_rows ? x->k : x->n, step = by_rows ? x->b_row : x->b_column, length = by_rows ? x->n : x->k;
+    int found = 1;
+    for (long i = 0; i < count; i++)
+        for (long j = 0; j < length; j++) found &= fabsf(x->b[i * step + j]) <= FLT_MAX;
+    return found;
+}
 
 /* The same where many rows of A are zero: the others are copied to `memory` first, and their numbers to `some`. */
 void product_of_some(const product_type* x, float* memory, long* some) {
     product_type y = *x;
+    if (!is_finite(x)) {
+        panels(x, 0);
+        return;
+    }
     y.m = 0;
     for (long i = 0; i < x->m; i++) {
         const float* a = x->a + i * x->a_row;
@@ -166,31 +184,33 @@ void product_of_some(const product_type* x, float* memory, long* some) {
 
 /* The same by several threads; `memory` is for packing B if that is needed, else none. */
 void product_by_threads(const product_type* x, float* memory, int threads) {
-    const long panels = (x->n + PANEL - 1) / PANEL;
-    const int by_rows = x->m >= x->n || panels < threads;
+    const long parts = (x->n + PANEL - 1) / PANEL;
+    const int by_rows = x->m >= x->n || parts < threads;
 #pragma omp parallel num_threads(threads)
     {
         const long t = omp_get_thread_num(), all = omp_get_num_threads();
         product_type y = *x;
         if (memory) {
-            pack(x->b, x->b_row, x->b_column, x->k, x->n, memory, panels * t / all, panels * (t + 1) / all);
+            pack_panels(x->b, x->b_row, x->b_column, x->k, x->n, memory, parts * t / all, parts * (t + 1) / all);
             y.packed = memory;
 #pragma omp barrier
         }
-        const long count = by_rows ? x->m : panels, low = count * t / all, high = count * (t + 1) / all;
+        const long count = by_rows ? x->m : parts, low = count * t / all, high = count * (t + 1) / all;
         if (by_rows) {
             y.m = high - low;
             y.a += low * x->a_row;
             y.c += low * x->c_row;
             if (x->column) y.column += low;
+            if (x->mask) y.mask += low * x->mask_row;
         } else {
             y.n = (high * PANEL < x->n ? high * PANEL : x->n) - low * PANEL;
             y.b += low * PANEL * x->b_column;
             if (memory) y.packed += low * PANEL * x->k;
             y.c += low * PANEL;
             if (x->bias) y.bias += low * PANEL;
+            if (x->mask) y.mask += low * PANEL;
         }
-        if (high > low) product(&y);
+        if (high > low) panels(&y, 0);
     }
 }
 

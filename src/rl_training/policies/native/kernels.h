@@ -3,6 +3,7 @@
    The order of every sum is that of the library which computes it where nothing is compiled, so that the numbers are
    the same to the bit. Compiled without contraction: a product and a sum are only one operation where it says fma. */
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -64,8 +65,9 @@ typedef void (*pack_function)(const float* b, long row, long column, long k, lon
    ------------------------------------------------------------------------------------------------------------------ */
 
 /* Of columns, in torch's order: levels of partial sums. */
-static void sum_rows(const float* x, long rows, long step, long columns, int power, float* out) {
-    float level[4][columns];
+enum { SOME = 256 };
+static void sum_some_rows(const float* x, long rows, long step, long columns, int power, float* out) {
+    float level[4][SOME];
     memset(level, 0, sizeof(level));
     long size = 1L << power, i = 0;
     while (i + size <= rows) {
@@ -79,6 +81,11 @@ static void sum_rows(const float* x, long rows, long step, long columns, int pow
     for (; i < rows; i++)
         for (long c = 0; c < columns; c++) level[0][c] += x[i * step + c];
     for (long c = 0; c < columns; c++) out[c] = ((level[0][c] + level[1][c]) + level[2][c]) + level[3][c];
+}
+
+static void sum_rows(const float* x, long rows, long step, long columns, int power, float* out) {
+    for (long c = 0; c < columns; c += SOME)
+        sum_some_rows(x + c, rows, step, columns - c < SOME ? columns - c : SOME, power, out + c);
 }
 
 /* Of neighbours, in torch's order: eight at a time, four of these beside each other. */

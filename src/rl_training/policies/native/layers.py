@@ -114,9 +114,9 @@ class _Linear(torch.autograd.Function):
 
 def _multiply(a: Tensor, b: Tensor, chunk: int, column: Tensor | None = None) -> Tensor:
     (m, k), n = a.shape, b.shape[1]
-    c = torch.empty(m, n)
+    c = torch.empty(m, n, dtype=torch.float32)
     is_packed = b.stride(1) != 1 or n % PACK_COLUMNS != 0
-    memory = torch.empty(k * (n + PACK_COLUMNS)) if is_packed else None
+    memory = torch.empty(k * (n + PACK_COLUMNS), dtype=torch.float32) if is_packed else None
     arguments = Arguments(
         m, n, k, a.data_ptr(), *a.stride(), b.data_ptr(), *b.stride(), None, c.data_ptr(), n,
         column=None if column is None else column.data_ptr(), chunk=chunk,
@@ -130,7 +130,7 @@ def floats_of(images: Tensor, scale: float) -> Tensor | None:
     count, planes, height, width = images.shape
     if images.dtype != torch.uint8 or planes != PLANES or not _is_plain(images) or not _is_ready:
         return None
-    out = torch.empty(images.shape, memory_format=torch.channels_last)
+    out = torch.empty(images.shape, dtype=torch.float32, memory_format=torch.channels_last)
     threads = torch.get_num_threads() if images.numel() > PIXELS_FOR_THREADS else 1
     library().pixels_to_floats(images.data_ptr(), count, height * width, scale, out.data_ptr(), threads)
     return out

@@ -57,7 +57,7 @@ class Product:
         count, k, n = self.b.shape
         is_plain = self.b.stride(2) == 1 and n % PACK_COLUMNS == 0
         columns = -(-n // PACK_COLUMNS) * PACK_COLUMNS
-        self.packed = None if is_plain else torch.empty(count, k * columns)
+        self.packed = None if is_plain else torch.empty(count, k * columns, dtype=torch.float32)
         layouts = [(tuple(tensor.shape), tensor.stride()) for tensor in (self.a, self.b)]
         self.chunk = find_chunk(*layouts[0], *layouts[1], self.bias is not None, self.is_batch)
 
@@ -80,7 +80,7 @@ class Product:
     def leave_out_zeros(self) -> None:
         """Rows of A are looked at before, because many of them are zero."""
         if self.bias is None and self.a.stride(2) == 1:
-            self.some = torch.empty(self.a.shape), torch.empty(self.a.shape[:2], dtype=torch.int64)
+            self.some = torch.empty(self.a.shape, dtype=torch.float32), torch.empty(self.a.shape[:2], dtype=torch.int64)
 
     def absorb(self, name: str, element: Element) -> bool:
         """Take over an activation, or its derivative, that is all that becomes of the product."""
@@ -196,6 +196,8 @@ class Product:
 # The order of sums
 # ---------------------------------------------------------------------------------------------------------------------
 
+NUM_COMPARED = 4096
+"""Sums that must agree: of a few, some agree by chance."""
 CHUNKS = (128, 160, 192, 256, 320, 384, 512)
 """How many products libraries add up one after the other, if not all or half of them."""
 
@@ -215,7 +217,6 @@ def library() -> Any:
     return found
 
 
-@functools.cache
 def find_chunk(
     a_shape: tuple[int, ...],
     a_stride: tuple[int, ...],
@@ -226,8 +227,15 @@ def find_chunk(
 ) -> int:
     """How many products are added up at a time where nothing is compiled; 0 if that is not found out.
 
-    That depends on shapes and on the machine, so products of random numbers are compared to the bit.
+    That depends on shapes, threads and the machine, so products of random numbers are compared to the bit.
     """
+    layouts = (a_shape, a_stride, b_shape, b_stride)
+    return _find_chunk(layouts, has_bias, is_batch, torch.get_num_threads())
+
+
+@functools.cache
+def _find_chunk(layouts: tuple[tuple[int, ...], ...], has_bias: bool, is_batch: bool, num_threads: int) -> int:
+    a_shape, a_stride, b_shape, b_stride = layouts
     generator = torch.Generator().manual_seed(0)
 
     def draw(shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
@@ -236,16 +244,19 @@ def find_chunk(
         )
         return memory.as_strided(shape, stride)
 
-    a, b = draw(a_shape, a_stride), draw(b_shape, b_stride)
-    bias = draw((a_shape[0], 1, b_shape[2]), (b_shape[2], 0, 1)) if has_bias else None
-    with torch.no_grad(), SmallArithmetic():  # type: ignore[no-untyped-call]
-        if is_batch:
-            wanted = torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)
-        else:
-            wanted = (torch.mm(a[0], b[0]) if bias is None else torch.addmm(bias[0, 0], a[0], b[0]))[None]
+    cases = []
+    for _ in range(-(-NUM_COMPARED // (a_shape[0] * a_shape[1] * b_shape[2]))):
+        a, b = draw(a_shape, a_stride), draw(b_shape, b_stride)
+        bias = draw((a_shape[0], 1, b_shape[2]), (b_shape[2], 0, 1)) if has_bias else None
+        with torch.no_grad(), SmallArithmetic():  # type: ignore[no-untyped-call]
+            if is_batch:
+                wanted = torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)
+            else:
+                wanted = (torch.mm(a[0], b[0]) if bias is None else torch.addmm(bias[0, 0], a[0], b[0]))[None]
+        cases.append((a, b, bias, wanted))
     k = a_shape[2]
     for chunk in dict.fromkeys((k, -(-k // 2), *(size for size in CHUNKS if size < k))):
-        if torch.equal(_multiply(a, b, bias, chunk), wanted):
+        if all(torch.equal(_multiply(a, b, bias, chunk), wanted) for a, b, bias, wanted in cases):
             return chunk
     return 0
 
@@ -254,8 +265,8 @@ def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, chunk: int) -> Tensor:
     """The product by kernels.c."""
     count, m, k = a.shape
     n = b.shape[2]
-    c = torch.empty(count, m, n)
-    packed = torch.empty(k * (n + PACK_COLUMNS))
+    c = torch.empty(count, m, n, dtype=torch.float32)
+    packed = torch.empty(k * (n + PACK_COLUMNS), dtype=torch.float32)
     for i in range(count):
         of_b = (b[i].data_ptr(), *b.stride()[1:])
         library().pack(*of_b, k, n, packed.data_ptr(), 0, -(-n // library().panel_columns()))

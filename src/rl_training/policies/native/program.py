@@ -33,15 +33,6 @@ void set_products(void* p, void* q, void* r) {
     pack = (pack_function)r;
 }
 """
-THREADS = """
-#include <omp.h>
-int count_threads(void) {
-    int found = 0;
-#pragma omp parallel num_threads(%d) reduction(+ : found)
-    found += 1;
-    return found;
-}
-"""
 
 
 class Program:
@@ -143,23 +134,38 @@ class Program:
 
     def source(self) -> str:
         """The program's text."""
-        text = [BEGINNING, THREADS % self.num_threads if self.num_threads > 1 else ""]
+        text = [BEGINNING, "#include <omp.h>" if self.num_threads > 1 else ""]
         for number, segment in enumerate(self._segments):
-            text += [f"void segment_{number}(char** p) {{", *self._segment(segment), "}"]
+            for place, statement in enumerate(segment):
+                text.append(f"static void part_{number}_{place}(char** p, const long t) {{ {statement.code} }}")
+            text += [f"void segment_{number}(char** p) {{", *self._segment(number, segment), "}"]
         return "\n".join(text)
 
-    def _segment(self, statements: Sequence[Statement]) -> list[str]:
-        if self.num_threads == 1 or not any(statement.is_wide for statement in statements):
-            return ["const long t = 0;", *(statement.code for statement in statements)]
-        text = [f"#pragma omp parallel num_threads({self.num_threads})\n{{ const long t = omp_get_thread_num();"]
+    def _segment(self, number: int, statements: Sequence[Statement]) -> list[str]:
+        threads = self.num_threads
+        alone, together = [], []
         since: list[Access] = []
-        for statement in statements:
+        for place, statement in enumerate(statements):
+            part = f"part_{number}_{place}(p, t);"
             if any(access.disturbs(other) for access in since for other in statement.accesses):
-                text.append("#pragma omp barrier")
+                together.append("#pragma omp barrier")
                 since = []
             since += statement.accesses
-            text.append(statement.code if statement.is_wide else f"if (t == 0) {{ {statement.code} }}")
-        return [*text, "}"]
+            together.append(part if statement.is_wide else f"if (t == 0) {part}")
+            alone.append(f"for (long t = 0; t < {threads if statement.is_wide else 1}; t++) {part}")
+        if threads == 1 or not any(statement.is_wide for statement in statements):
+            return alone
+        return [
+            "int is_done = 0;",
+            f"#pragma omp parallel num_threads({threads})",
+            f"if (omp_get_num_threads() == {threads}) {{",
+            "const long t = omp_get_thread_num();",
+            "if (t == 0) is_done = 1;",
+            *together,
+            "}",
+            "if (is_done) return;",  # else there were not as many threads as were asked for
+            *alone,
+        ]
 
 
 def _target(call: Call) -> int:
@@ -179,6 +185,8 @@ def _last_uses(calls: Sequence[Call], move: Mover, outputs: Any) -> dict[int, in
 
 def translate(call: Call, move: Mover, pointers: Pointers, threads: int) -> list[Any] | None:
     """A call as parts of a program; None if it stays a call from Python."""
+    if "out" in call.kwargs:
+        return None
     name = "clone" if call.name == "_to_copy" else call.name
     args, kwargs, result = (map_tensors(move, value) for value in (list(call.args), call.kwargs, call.result))
     if name == "_foreach_add_":

@@ -12,8 +12,8 @@ from rl_training.policies.native.elements import Element
 from rl_training.policies.native.memory import Access, Pointers, Statement, by_all, by_first, by_share, share
 from rl_training.policies.numpy_kernels import SMALL
 
-FEW = 7
-"""Numbers that everybody adds one after the other."""
+FEW, FEW_OF_TORCH = 7, 4
+"""Numbers that numpy, and torch, add one after the other."""
 MAX_LANES = 512
 """Neighbours up to which torch adds with one level of partial sums."""
 COLUMNS = 32
@@ -38,8 +38,10 @@ def reduction(
     y = result.view([x.shape[d] for d in range(len(kept))])
     count = math.prod(x.shape[len(kept) :])
     after: list[Element | Statement] = [Element("{0} / {1}", [y, count], y)] if name == "mean" else []
-    if len(axes) == 1 and count <= FEW and not (is_first and x.dtype == torch.float32):
-        if name == "mean" and x.dtype != torch.float32:
+    is_small = max(x.numel(), y.numel()) <= SMALL  # see `numpy_kernels`
+    few = FEW if is_small or name in ("amin", "amax") else FEW_OF_TORCH
+    if len(axes) == 1 and count <= few and not (is_first and x.dtype == torch.float32):
+        if name != "sum" and x.dtype != torch.float32:
             return None
         text = "{0}"
         for i in range(1, count):
@@ -47,7 +49,7 @@ def reduction(
         return [Element(text, [x.select(-1, i) for i in range(count)], y), *after]
     if name in ("amin", "amax") or any(tensor.dtype != torch.float32 for tensor in (x, y)):
         return None
-    if max(x.numel(), y.numel()) <= SMALL:
+    if is_small:
         found = None if is_first else _sum_pairs(x, y, count, pointers, threads)
     else:
         found = _sum_lanes(x, y, pointers, threads) or _sum_rows(x, y, pointers, threads) if len(axes) == 1 else None
@@ -108,7 +110,8 @@ def gather(args: list[Any], result: Tensor, pointers: Pointers, threads: int) ->
     if not _is_of_rows(x, dim, index) or result.dtype != torch.float32:
         return None
     names = [pointers.name(tensor) for tensor in (result, x, index)]
-    code = "for (long i = 0; i < {3}; i++) {0}[i] = {1}[i * {4}L + {2}[i]];".format(*names, *x.shape)
+    code = "for (long i = 0; i < {3}; i++) {0}[i] = (unsigned long){2}[i] < {4} ? {1}[i * {4}L + {2}[i]] : NAN;"
+    code = code.format(*names, *x.shape)
     return [Statement(code, [Access(by_first(t, threads), t is result) for t in (x, index, result)], False)]
 
 
@@ -118,7 +121,8 @@ def scatter_add(args: list[Any], result: Tensor, pointers: Pointers, threads: in
     if not _is_of_rows(result, dim, index) or added.shape != index.shape or not added.is_contiguous():
         return None
     names = [pointers.name(tensor) for tensor in (result, added, index)]
-    code = "for (long i = 0; i < {3}; i++) {0}[i * {4}L + {2}[i]] += {1}[i];".format(*names, *result.shape)
+    code = "for (long i = 0; i < {3}; i++) if ((unsigned long){2}[i] < {4}) {0}[i * {4}L + {2}[i]] += {1}[i];"
+    code = code.format(*names, *result.shape)
     accesses = [Access(by_first(t, threads), t is result) for t in (added, index, result)]
     return [Element("{0}", [x], result), Statement(code, accesses, False)]
 

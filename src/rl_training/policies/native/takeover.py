@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rl_training.policies.calls import Call
+from rl_training.policies.calls import Call, map_tensors, tensors_in
 from rl_training.policies.native.compiler import NotCompiledError, build, find_compiler
 from rl_training.policies.native.products import library
 from rl_training.policies.native.program import Kernel, Program
@@ -30,20 +30,22 @@ _compiling = threading.Lock()
 class Takeover:
     """Calls a recording's kernels, has them compiled in the background, and puts what was compiled in their place.
 
-    `kept` are the tensors by which calls differ for those who come later: what the recording writes to and did not
-    make, and its outputs.
+    `state` is what the recording writes to and did not make; with the outputs, it is all by which calls differ for
+    those who come later.
     """
 
     def __init__(
-        self, calls: Sequence[Call], kernels: list[Kernel], move: Mover, outputs: Any, kept: Sequence[Tensor]
+        self, calls: Sequence[Call], kernels: list[Kernel], move: Mover, outputs: Any, state: Sequence[Tensor]
     ) -> None:
         self.kernels = kernels
         self.refusal = "" if find_compiler() else "there is no C compiler"
         """Why nothing is compiled, or what was compiled is not used; empty if nothing speaks against it."""
         self.is_done = bool(self.refusal)
         """Whether there is nothing left to wait for."""
-        self._kept = kept
+        self._state = state
+        self._results = [*state, *tensors_in(map_tensors(move, outputs))]
         self._make: Callable[[int], Program] = functools.partial(Program, calls, kernels, move, outputs)
+        self._forget = move.forget  # what was computed before must not help what comes next
         self._seconds = 0.0
         self._thread: threading.Thread | None = None
         self.library: Library | None = None
@@ -61,7 +63,11 @@ class Takeover:
         if self._thread is None and self._seconds > SECONDS_BEFORE and _compiling.acquire(blocking=False):
             # no daemon: it must not be cut off within torch when the program ends, which it notices itself
             self._thread = threading.Thread(target=self._compile, args=(torch.get_num_threads(),))
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # no more threads
+                _compiling.release()
+                self.refusal, self.is_done = str(error), True
 
     def _compile(self, num_threads: int) -> None:
         try:
@@ -75,21 +81,22 @@ class Takeover:
 
     def _take_over(self) -> None:
         """One call of the kernels, and another of what was compiled, which is used from now on if both are equal."""
-        before = [tensor.clone() for tensor in self._kept]
+        before = [tensor.clone() for tensor in self._state]
         for kernel in self.kernels:
             kernel()
         self.is_done = True
-        if self.library is None or not self.library.has_threads():
-            self.refusal = self.refusal or "there are not as many threads as were asked for"
+        if self.library is None:
             return
-        after = [tensor.clone() for tensor in self._kept]
-        _write(self._kept, before)
+        after = [tensor.clone() for tensor in self._results]
+        self._forget()
+        _write(self._state, before)
         for kernel in self.library.kernels:
             kernel()
-        if all(map(_equal, self._kept, after)):
+        if all(map(_equal, self._results, after)):
             self.kernels = self.library.kernels
         else:
-            _write(self._kept, after)
+            _write(self._results, after)
+            self.library = None
             self.refusal = "the compiled kernels gave other numbers"
 
 
@@ -109,11 +116,6 @@ class Library:
             for step in program.steps
         ]
 
-    def has_threads(self) -> bool:
-        """Whether it gets as many threads as it was made for."""
-        wanted = self._program.num_threads
-        return wanted == 1 or int(self._library.count_threads()) == wanted
-
 
 def _write(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     for tensor, value in zip(tensors, values, strict=True):
@@ -121,5 +123,5 @@ def _write(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Equal numbers; NaN is equal to NaN here."""
+    """Equal numbers; NaN is equal to NaN here, and zero to minus zero."""
     return bool(((one == other) | ((one != one) & (other != other))).all())
