@@ -71,7 +71,7 @@ test-browser: $(DEV) ## The pages of plot and report in a real browser (Chromium
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
 
 # A side that fails is shown on the page, and does not keep the others from it: hence the minus signs.
-bench: $(DEV) ## Speed against other packages, and its page in the docs: under an hour on an idle machine (BENCH_REPEATS, PEERS)
+bench: $(DEV) ## Speed against other packages, and its page in the docs: a little more than an hour on an idle machine (BENCH_REPEATS, PEERS)
 	-@$(BIN)/python benchmarks/throughput.py --repeats $(BENCH_REPEATS) --environments $(PEERS)
 	-@$(BIN)/python benchmarks/costs.py --environments $(PEERS)
 	-@$(BIN)/python benchmarks/frame_replay.py

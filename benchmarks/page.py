@@ -168,16 +168,16 @@ In a clone, on a machine that does nothing else:
 make bench
 ```
 
-The first time, that makes an environment for each peer in `.peers`. Then it runs what follows, in under an hour, and
-writes this page anew:
+The first time, that makes an environment for each peer in `.peers`. Then it runs what follows, in a little more than an hour,
+and writes this page anew:
 
 | Command | What it measures | Minutes |
 | --- | --- | --- |
-| `python benchmarks/throughput.py` | training, start and memory; `--task`, `--peers`, `--repeats`, `--full` | 30–40 |
+| `python benchmarks/throughput.py` | training, start and memory; `--task`, `--peers`, `--repeats`, `--full` | 45–55 |
 | `python benchmarks/costs.py` | imports, checkpoints, replay | 2 |
 | `python benchmarks/frame_replay.py` | replay of Atari | 1 |
 | `python benchmarks/limits.py` | products, convolutions and environments alone | 1 |
-| `python benchmarks/scaling.py` | what it is bound by; `--sweep`, `--seconds`, `--repeats` | 7 |
+| `python benchmarks/scaling.py` | what it is bound by; `--sweep`, `--seconds`, `--repeats` | 12 |
 | `python benchmarks/page.py` | nothing: it writes this page | |
 """
 

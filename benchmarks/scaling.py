@@ -1,6 +1,6 @@
 """Throughput of this package against the number of environments, the width of networks, and the size of batches.
 
-    python benchmarks/scaling.py          # about seven minutes
+    python benchmarks/scaling.py          # about twelve minutes
     python benchmarks/scaling.py --sweep num_envs --seconds 10 --repeats 3
 
 Every point is a process of its own that trains for some seconds after a warm-up, with everything at its defaults but

@@ -1,6 +1,6 @@
 """Speed of this package and of its peers on the same machine, in turns: environment steps per second, all included.
 
-    python benchmarks/throughput.py                                     # every task, every peer: 30 to 40 minutes
+    python benchmarks/throughput.py                                     # every task, every peer: 45 to 55 minutes
     python benchmarks/throughput.py --task ppo_cartpole --peers sb3,sbx --repeats 5
 
 Each peer gets a virtual environment of its own, made when it is first needed (`--environments` says where; the default
