@@ -168,8 +168,8 @@ In a clone, on a machine that does nothing else:
 make bench
 ```
 
-The first time, that makes an environment for each peer in `.peers`. Then it runs what follows, in a little more than an hour,
-and writes this page anew:
+The first time, that makes an environment for each peer in `.peers`. Then it runs what follows, in a little more
+than an hour, and writes this page anew:
 
 | Command | What it measures | Minutes |
 | --- | --- | --- |
