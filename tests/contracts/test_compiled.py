@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from rl_training.algorithms.registry import registry
 from rl_training.contracts.spec import AlgorithmSpec
 from rl_training.experiment.session import train
-from rl_training.policies.native.takeover import Takeover, _compiling
+from rl_training.policies.native.takeover import Takeover
 from tests.contracts.test_loose_state import make_config
-from tests.policies.native_harness import HAS_COMPILER
+from tests.policies.native_harness import HAS_COMPILER, compile_now
 from tests.resume_harness import differences, only_run
 
 COMPILED_AFTER = 3
@@ -37,8 +36,7 @@ def test_every_algorithm_learns_the_same_when_it_is_compiled(
         if calls[own] <= COMPILED_AFTER:
             plainly(own)
             return
-        _compiling.acquire()
-        own._compile(torch.get_num_threads())
+        compile_now(own)
         own._take_over()
         refusals.append(own.refusal)
 

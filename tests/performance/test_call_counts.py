@@ -8,15 +8,14 @@ that falls may lower it.
 
 import sys
 from collections import Counter
+from contextlib import contextmanager
 
 import pytest
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_training.experiment.build import build_experiment
 from rl_training.experiment.config import TrainConfig
-from rl_training.policies.native import takeover
-from tests.policies.native_harness import HAS_COMPILER
+from tests.policies.native_harness import HAS_COMPILER, compile_now
 
 PPO = {"num_steps": 16, "num_epochs": 2, "minibatch_size": 64}
 REPLAY = {"buffer_size": 1000, "learning_starts": 32, "num_steps": 1, "updates_per_step": 1}
@@ -60,15 +59,25 @@ def python_calls(function):
     return count
 
 
-@pytest.mark.parametrize("algo", BOUNDS)
-def test_calls_of_an_iteration(algo):
-    env_id, num_envs, settings, max_operators, max_calls = BOUNDS[algo]
+@contextmanager
+def steady(algo):
+    """A trainer that has recorded all that it will."""
+    env_id, num_envs, settings, *_ = BOUNDS[algo]
     experiment = build_experiment(TrainConfig(algo=algo, env_id=env_id, num_envs=num_envs, algorithm=settings))
     trainer = experiment.trainer
     trainer._total, trainer.progress.horizon = 10**9, 10**9
     try:
         for _ in range(60):
             trainer.iterate()
+        yield trainer
+    finally:
+        experiment.close()
+
+
+@pytest.mark.parametrize("algo", BOUNDS)
+def test_calls_of_an_iteration(algo):
+    *_, max_operators, max_calls = BOUNDS[algo]
+    with steady(algo) as trainer:
         # the cheapest of several iterations: in some of them episodes end, or a target follows
         calls = min(python_calls(trainer.iterate) for _ in range(8))
         counts = []
@@ -76,8 +85,6 @@ def test_calls_of_an_iteration(algo):
             with Operators() as operators:
                 trainer.iterate()
             counts.append(operators.counts.total())
-    finally:
-        experiment.close()
     found = f"{algo}: {min(counts)} operators and {calls} Python calls per iteration"
     assert min(counts) <= max_operators, found
     assert calls <= max_calls, found
@@ -91,20 +98,11 @@ PRODUCTS = {"addmm", "baddbmm", "bmm", "mm"}
 @pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler on this machine")
 @pytest.mark.parametrize("algo", COMPILED)
 def test_calls_of_a_compiled_update(algo):
-    env_id, num_envs, settings, *_ = BOUNDS[algo]
-    experiment = build_experiment(TrainConfig(algo=algo, env_id=env_id, num_envs=num_envs, algorithm=settings))
-    trainer = experiment.trainer
-    trainer._total, trainer.progress.horizon = 10**9, 10**9
-    try:
-        for _ in range(60):
-            trainer.iterate()
+    with steady(algo) as trainer:
         update = getattr(trainer.algorithm, "_quick_learn", None) or trainer.algorithm.step._recorded
         recording = next(iter(update._recordings.values()))
         num_recorded = len(recording.kernels)
-        takeover._compiling.acquire()
-        recording.takeover._compile(torch.get_num_threads())
+        compile_now(recording.takeover)
         program = recording.takeover.library._program
-    finally:
-        experiment.close()
     left = [name for name in program.foreign if name not in PRODUCTS]
     assert len(left) <= COMPILED[algo], f"{algo}: {left} of {num_recorded}"

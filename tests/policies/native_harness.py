@@ -1,10 +1,18 @@
 """Recorded functions that are compiled at once, instead of when that pays."""
 
+import torch
+
 from rl_training.policies.native import takeover
 from rl_training.policies.native.compiler import find_compiler
 from rl_training.policies.recording import Recorded
 
 HAS_COMPILER = find_compiler() is not None
+
+
+def compile_now(own: takeover.Takeover) -> None:
+    """Compile a recording within this call."""
+    takeover._compiling.acquire()
+    own._compile(torch.get_num_threads())
 
 
 def settle(function: Recorded, *inputs):

@@ -19,7 +19,7 @@ from rl_training.policies.native.program import Program
 from rl_training.policies.numpy_kernels import SmallArithmetic
 from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
 from rl_training.policies.recording import Recorded
-from tests.policies.native_harness import HAS_COMPILER, settle
+from tests.policies.native_harness import HAS_COMPILER, compile_now, settle
 from tests.policies.test_recording import draw, losses_of, network, warm
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler on this machine")
@@ -256,8 +256,7 @@ def test_gradient_steps_go_on_to_the_bit(activation, width, rows, max_grad_norm,
 
 def _at_once(own):
     """Compile and take over within one call."""
-    takeover._compiling.acquire()
-    own._compile(torch.get_num_threads())
+    compile_now(own)
     own._take_over()
 
 

@@ -1,10 +1,10 @@
 """Recordings as C: what a recorded function does, compiled where there is a compiler.
 
-A recording calls its kernels one by one from Python. On networks of 256 x 256 a third of an update's time goes into
-that, into passes over memory that could be one, and into waking threads for each kernel. Here a recording is written
-down as C: loops over elements, those that follow each other in one pass; sums; and products, with the bias before them
-and the activation after them. All threads run through all of it and wait for each other only where one needs what
-another made. What has no rule here stays a call from Python, between two pieces of C.
+A recording calls its kernels one by one from Python. Time goes into that, into passes over memory that could be one,
+and into waking threads for each kernel. Here a recording is written down as C: loops over elements, those that follow
+each other in one pass; sums; and products, with the bias before them and the activation after them. All threads run
+through all of it and wait for each other only where one needs what another made. What has no rule here stays a call
+from Python, between two pieces of C.
 
 The numbers are the same to the bit, so it does not matter when a compiled recording takes over, or whether there is a
 compiler at all: sums add in torch's order (or in numpy's, where `numpy_kernels` leaves them to it), products too, and

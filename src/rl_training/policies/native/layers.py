@@ -1,7 +1,7 @@
 """Layers that networks of images spend their time in, with the bits of torch's own.
 
-They are not recorded as a whole, because convolutions make their own memory. Their large layer is a matter of how fast
-its weights are read, which torch does at half the speed that is possible when batches are small.
+They are not recorded as a whole, because convolutions make their own memory. With small batches, their large layer is a
+matter of how often its weights are read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rl_training.policies.native.compiler import NotCompiledError, find_compiler
 from rl_training.policies.native.products import PACK_COLUMNS, Arguments, find_chunk, library
 
 MIN_ROWS, MAX_ROWS = 8, 256
-"""Rows of a batch between which this is quicker than torch."""
+"""Rows of a batch between which forward and back are quicker here than in torch."""
 MIN_WEIGHTS = 500_000
 """Weights of a layer from which on it matters."""
 PLANES = 4

@@ -99,6 +99,6 @@ def by_share(tensor: Tensor, threads: int) -> Ranges:
     return tuple(extent(part) if is_some else (0, 0) for part, is_some in parts)
 
 
-def share(total: int | str, threads: int) -> tuple[str, str]:
+def share(total: int, threads: int) -> tuple[str, str]:
     """From where to where a thread's share of a loop goes, as C."""
     return f"{total}L*t/{threads}", f"{total}L*(t+1)/{threads}"

@@ -239,10 +239,8 @@ def _find_chunk(layouts: tuple[tuple[int, ...], ...], has_bias: bool, is_batch: 
     generator = torch.Generator().manual_seed(0)
 
     def draw(shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-        memory = torch.randn(
-            1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)), generator=generator
-        )
-        return memory.as_strided(shape, stride)
+        size = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+        return torch.randn(size, generator=generator, dtype=torch.float32).as_strided(shape, stride)
 
     cases = []
     for _ in range(-(-NUM_COMPARED // (a_shape[0] * a_shape[1] * b_shape[2]))):

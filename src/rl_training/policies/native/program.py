@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,11 +13,11 @@ from rl_training.policies.native.elements import Element, can_join, element, loo
 from rl_training.policies.native.memory import C_TYPES, Access, Pointers, Statement
 from rl_training.policies.native.products import Product
 from rl_training.policies.native.sums import gather, reduction, scatter_add
+from rl_training.policies.numpy_kernels import Kernel
 
 if TYPE_CHECKING:
     from rl_training.policies.kernels import Mover
 
-Kernel = Callable[[], Any]
 Part = Element | Product | Statement
 
 ZERO_STAYS_ZERO = frozenset({"bmm", "div", "mm", "mul", "neg", "threshold_backward"})
@@ -54,7 +54,7 @@ class Program:
         self._products: list[Product] = []  # they own memory
         self._with_zeros: set[int] = set()
         self._is_open = False
-        self._pending: list[tuple[int, int, str, Element]] = []
+        self._pending: list[tuple[int, int, Element]] = []
         self._held: tuple[int, Product] | None = None
         last = _last_uses(calls, move, outputs)
         for step, (call, kernel) in enumerate(zip(calls, kernels, strict=True)):
@@ -94,7 +94,7 @@ class Program:
                     self._held = (until, product)
                     return
                 self._flush_product()
-            self._pending.append((step, until, name, part))
+            self._pending.append((step, until, part))
             return
         self._finish()
         if isinstance(part, Product):
@@ -116,7 +116,7 @@ class Program:
             group = [self._pending.pop(0)]
             while self._pending and can_join([part for *_, part in group], self._pending[0][-1]):
                 group.append(self._pending.pop(0))
-            for _, until, _, part in group:
+            for _, until, part in group:
                 part.is_kept = until > group[-1][0]
             self._add(loop([part for *_, part in group], self.pointers, self.num_threads))
 
@@ -126,11 +126,6 @@ class Program:
             self._segments.append([])
             self._is_open = True
         self._segments[-1].append(statement)
-
-    @property
-    def num_segments(self) -> int:
-        """Pieces of C between calls from Python."""
-        return len(self._segments)
 
     def source(self) -> str:
         """The program's text."""

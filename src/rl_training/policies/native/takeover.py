@@ -15,7 +15,8 @@ from torch import Tensor
 from rl_training.policies.calls import Call, map_tensors, tensors_in
 from rl_training.policies.native.compiler import NotCompiledError, build, find_compiler
 from rl_training.policies.native.products import library
-from rl_training.policies.native.program import Kernel, Program
+from rl_training.policies.native.program import Program
+from rl_training.policies.numpy_kernels import Kernel
 
 if TYPE_CHECKING:
     from rl_training.policies.kernels import Mover
