@@ -24,6 +24,7 @@ from rl_training.cli import main
 from rl_training.contracts.errors import ConfigError, ExportError, MissingExtraError
 from rl_training.contracts.spec import ACTION_MASK
 from rl_training.experiment import export
+from rl_training.policies import encoders
 from rl_training.policies.encoders import FlatEncoder, register_encoder
 from tests.api.test_agent import Scripted
 from tests.envs.masked_tasks import Forbidding
@@ -272,7 +273,10 @@ class Peeking(FlatEncoder):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_network_that_cannot_be_traced_is_explained(kind: str, tmp_path: Path) -> None:
+def test_a_network_that_cannot_be_traced_is_explained(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoders, "_ENCODERS", dict(encoders._ENCODERS))  # other tests must not see this one
     register_encoder("peeking")(Peeking)
     agent = PPO("CartPole-v1", network={"encoder": "peeking"}, **PPO_QUICK)
     with pytest.raises(ExportError, match=rf"this policy cannot be exported as {kind}: .+ has to be traceable"):
