@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -203,13 +204,19 @@ tasks:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output directory of a suite that was run with one seed."""
     directory = tmp_path_factory.mktemp("small")
     (directory / "small.yaml").write_text(SMALL, encoding="utf-8")
     arguments = ["zoo", "benchmark", str(directory / "small.yaml"), "--output-dir", str(directory), "--seeds", "1"]
     assert main(arguments) == 0
     return directory
+
+
+@pytest.fixture
+def small(run_once: Path, tmp_path: Path) -> Path:
+    """A copy of it: what a test changes there, others must not see."""
+    return shutil.copytree(run_once, tmp_path / "small")
 
 
 def test_the_manifest_has_everything(small: Path) -> None:
