@@ -223,56 +223,48 @@ class ReplayBuffer(Stateful):
 
     def observations(self, index: Indices) -> ArrayObservation:
         """What was seen before these steps."""
-        if not self.is_stacked:
-            return map_observation(lambda x: x.take(index, axis=0), self.obs)
-        back, age = np.arange(self.stack.size - 1, -1, -1), self.age.take(index)[:, None]
-        rows = (index[:, None] - np.minimum(back, age) * self.num_envs) % self.num_slots
-        missing = np.nonzero(back > age) if self.stack.padding == "zero" else None
-
-        def gather(column: AnyArray) -> AnyArray:
-            stacks: AnyArray = column.take(rows, axis=0)
-            if missing is not None:
-                stacks[missing] = 0
-            return stacks
-
-        return map_observation(gather, self.obs)
+        rows, missing = self._frames(index) if self.is_stacked else (index, None)
+        return self._stacks(rows, missing)
 
     def next_observations(self, index: Indices) -> ArrayObservation:
         """What was really seen after these steps, also where an episode ended."""
-        if not self.is_stacked:
-            return self._next_rows(index)
-        stacks, following = self.observations(index), self._next_rows(index)
-
-        def shift(stack: AnyArray, frame: AnyArray) -> AnyArray:
-            stack[:, :-1] = stack[:, 1:]
-            stack[:, -1] = frame
-            return stack
-
-        if isinstance(stacks, dict):
-            assert isinstance(following, dict)
-            return {key: shift(stack, following[key]) for key, stack in stacks.items()}
-        assert not isinstance(following, dict)
-        return shift(stacks, following)
-
-    def _next_rows(self, index: Indices) -> ArrayObservation:
-        """What is stored of the observations (or newest frames) after these steps."""
         following = (index + self.num_envs) % self.num_slots
         final = self.final_row.take(index)
-        at_end = np.flatnonzero(final >= 0)
-        if not at_end.size:
-            return map_observation(lambda x: x.take(following, axis=0), self.obs)
-        rows = final[at_end]
+        ends = np.flatnonzero(final >= 0)
+        if not self.is_stacked:
+            return self._stacks(following, None, (ends, final[ends]))
+        rows, missing = self._frames(index)  # a frame later, what was second is first
+        rows[:, :-1], rows[:, -1] = rows[:, 1:].copy(), following
+        missing[:, :-1], missing[:, -1] = missing[:, 1:].copy(), False
+        last = (ends, np.full(ends.size, self.stack.size - 1))
+        return self._stacks(rows, missing, (last, final[ends]))
 
-        def gather(column: AnyArray, finals: AnyArray) -> AnyArray:
-            values = column.take(following, axis=0)
-            values[at_end] = finals.take(rows, axis=0)
-            return values
+    def _frames(self, index: Indices) -> tuple[Indices, BoolArray]:
+        """Where the frames [B, K] seen before these steps are stored, and which of them are none but zeros."""
+        back, age = np.arange(self.stack.size - 1, -1, -1), self.age.take(index)[:, None]
+        rows = (index[:, None] - np.minimum(back, age) * self.num_envs) % self.num_slots
+        return rows, (back > age) & (self.stack.padding == "zero")
 
+    def _stacks(
+        self, rows: Indices, missing: BoolArray | None, ends: tuple[Any, Indices] | None = None
+    ) -> ArrayObservation:
+        """What is stored in these rows; zeros where it is missing, and what was seen last at the ends of episodes."""
+        places = np.nonzero(missing) if missing is not None and missing.any() else None
+
+        def gather(column: AnyArray, finals: AnyArray | None) -> AnyArray:
+            found: AnyArray = column.take(rows, axis=0)
+            if places is not None:
+                found[places] = 0
+            if finals is not None and ends is not None:
+                found[ends[0]] = finals.take(ends[1], axis=0)
+            return found
+
+        has_ends = ends is not None and ends[1].size > 0
         if isinstance(self.obs, dict):
             assert isinstance(self.final_obs, dict)
-            return {key: gather(column, self.final_obs[key]) for key, column in self.obs.items()}
+            return {key: gather(x, self.final_obs[key] if has_ends else None) for key, x in self.obs.items()}
         assert not isinstance(self.final_obs, dict)
-        return gather(self.obs, self.final_obs)
+        return gather(self.obs, self.final_obs if has_ends else None)
 
     def window(self, index: Indices, num_steps: int) -> Window:
         """Up to n steps from each transition on: to the end of its episode or to the newest row, if they come first."""
