@@ -28,9 +28,9 @@ def threads(request):
 @pytest.fixture
 def ready():
     """Wait until the kernels are compiled."""
-    bool(layers._is_ready)
-    layers._is_ready._thread.join()
-    assert layers._is_ready
+    bool(layers.is_ready)
+    layers.is_ready._thread.join()
+    assert layers.is_ready
 
 
 @pytest.fixture
@@ -97,12 +97,12 @@ def test_the_rest_is_left_to_torch(kind, layer, ready):
 
 def test_without_a_compiler_it_is_left_to_torch(layer, monkeypatch):
     monkeypatch.setattr(layers, "find_compiler", lambda: None)
-    monkeypatch.setattr(layers, "_is_ready", layers._Ready())
+    monkeypatch.setattr(layers, "is_ready", layers._Ready())
     x = draw(32, INPUTS)
     for _ in range(2):
         assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
-        layers._is_ready._thread.join()
-    assert not layers._is_ready
+        layers.is_ready._thread.join()
+    assert not layers.is_ready
 
 
 def test_a_compiler_that_fails_is_no_compiler(monkeypatch):
@@ -110,23 +110,57 @@ def test_a_compiler_that_fails_is_no_compiler(monkeypatch):
         raise compiler.NotCompiledError("out of paper")
 
     monkeypatch.setattr(layers, "library", library)
-    monkeypatch.setattr(layers, "_is_ready", layers._Ready())
-    assert not layers._is_ready
-    layers._is_ready._thread.join()
-    assert not layers._is_ready
+    monkeypatch.setattr(layers, "is_ready", layers._Ready())
+    assert not layers.is_ready
+    layers.is_ready._thread.join()
+    assert not layers.is_ready
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 84, 84), (32, 4, 84, 84), (3, 4, 40, 37), (2, 3, 36, 36), (2, 1, 36, 36)])
-def test_pixels_are_the_same_to_the_bit(shape, ready, threads):
+@pytest.mark.parametrize("kind", ["bytes", "turned", "floats"])
+def test_pixels_are_the_same_to_the_bit(shape, kind, ready, threads):
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8))
-    expected = images.contiguous(memory_format=torch.channels_last).to(torch.float32).mul_(1 / 255)
-    found = layers.floats_of(images, 1 / 255)
-    assert (found is None) == (shape[1] != layers.PLANES)
-    if found is not None:
-        assert torch.equal(found, expected)
-        assert found.stride() == expected.stride()
-        assert layers.floats_of(images.permute(0, 1, 3, 2), 1 / 255) is None
-        assert layers.floats_of(images.float(), 1 / 255) is None
+    images = {"bytes": images, "turned": images.permute(0, 1, 3, 2), "floats": images.float()}[kind]
+    assert layers.is_bytes(images) == (kind == "bytes" and shape[1] == layers.PLANES)
+    expected = images.contiguous(memory_format=torch.channels_last).to(torch.float32).mul(1 / 255)
+    found = layers.scaled(images, 1 / 255)
+    assert torch.equal(found, expected)
+    assert found.stride() == expected.stride()
+    assert found.data_ptr() != images.data_ptr()
+
+
+def test_one_vector(layer, ready, threads):
+    """As when one environment is acted in."""
+    x = draw(1, INPUTS, seed=1)
+    with torch.no_grad():
+        assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+        known = layers._is_vector_known(INPUTS, OUTPUTS)
+        found = layers._multiply_vector(layer.weight, x, layer.bias)
+        assert torch.equal(found, layer(x)) or not known
+        expected = F.linear(x.double(), layer.weight.double(), layer.bias.double())
+        assert torch.allclose(found.double(), expected, atol=1e-5)
+        moved = draw(1, INPUTS + 1, seed=1)[:, 1:]  # begins elsewhere, and is added up in another order
+        assert torch.equal(layer(moved), F.linear(moved, layer.weight, layer.bias))
+    assert layer(x).grad_fn is not None
+
+
+def test_gradients_are_written_to_their_places(layer, ready):
+    x = draw(32, INPUTS)
+    places = [torch.full_like(p, 7.0) for p in (layer.weight, layer.bias)]
+
+    def found(y):
+        with layers.places_for_gradients(zip((layer.weight, layer.bias), places, strict=True)):
+            return torch.autograd.grad(y, [layer.weight, layer.bias], draw(32, OUTPUTS, seed=5))
+
+    weight, bias = found(layer(x))
+    is_known = all(layers.chunks(32, INPUTS, OUTPUTS))
+    assert (weight.data_ptr() == places[0].data_ptr()) == is_known
+    assert bias.data_ptr() != places[1].data_ptr()
+    (expected,) = torch.autograd.grad(layer(x), [layer.weight], draw(32, OUTPUTS, seed=5))
+    assert expected.data_ptr() != places[0].data_ptr()
+    assert torch.equal(weight, expected)
+    twice, _ = found(layer(x) + layer(2 * x))  # the second must not be written over the first
+    assert torch.allclose(twice, 3 * expected, atol=1e-3)
 
 
 def test_a_network_of_images_learns_the_same(ready, monkeypatch):
@@ -145,5 +179,5 @@ def test_a_network_of_images_learns_the_same(ready, monkeypatch):
         return nn.utils.parameters_to_vector(net.parameters())
 
     mine = learn()
-    monkeypatch.setattr(layers, "_is_ready", False)
+    monkeypatch.setattr(layers, "is_ready", False)
     assert torch.equal(mine, learn())

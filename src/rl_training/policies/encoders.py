@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from rl_training.contracts.batches import Observation
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.images import ImageLayout, has_images, image_layout, is_image
-from rl_training.policies.native.layers import WideLinear, floats_of
+from rl_training.policies.native.convolutions import Convolutions
+from rl_training.policies.native.layers import WideLinear, scaled
 
 
 class Encoder(nn.Module):
@@ -167,18 +168,14 @@ class ImageEncoder(Encoder):
         brightest = float(space.high.max()) if space.dtype == np.uint8 else 1.0  # 255, but 1 for planes of bits
         self.scale = 1.0 / max(brightest, 1.0)
 
-    def pixels(self, obs: Observation) -> Tensor:
-        """Channels first, and bytes scaled to [0, 1].
-
-        In memory the channels come last, which convolutions on a CPU learn faster with.
-        """
+    def images(self, obs: Observation) -> Tensor:
+        """Channels first [B, C, H, W], as they are stored."""
         ordered = cast("Tensor", obs).permute(self.layout.order)
-        images = ordered.reshape(ordered.shape[0], self.layout.num_channels, *self.layout.size)
-        floats = floats_of(images, self.scale)
-        if floats is not None:
-            return floats
-        images = images.contiguous(memory_format=torch.channels_last)
-        return images.to(torch.float32, copy=True).mul_(self.scale)
+        return ordered.reshape(ordered.shape[0], self.layout.num_channels, *self.layout.size)
+
+    def pixels(self, obs: Observation) -> Tensor:
+        """Channels first, and bytes scaled to [0, 1]."""
+        return scaled(self.images(obs), self.scale)
 
 
 @register_encoder("nature_cnn")
@@ -189,7 +186,7 @@ class NatureCNN(ImageEncoder):
         super().__init__(space)
         if min(self.layout.size) < NATURE_SIZE:
             raise SpaceError(f"nature_cnn needs images of at least {NATURE_SIZE} pixels; for {space} use impala_cnn")
-        self.convolutions = nn.Sequential(
+        self.convolutions = Convolutions(
             nn.Conv2d(self.layout.num_channels, 32, 8, stride=4), nn.ReLU(inplace=True),
             nn.Conv2d(32, 64, 4, stride=2), nn.ReLU(inplace=True),
             nn.Conv2d(64, 64, 3), nn.ReLU(inplace=True), nn.Flatten(),
@@ -200,7 +197,7 @@ class NatureCNN(ImageEncoder):
 
     def forward(self, obs: Observation) -> Tensor:
         """See `Encoder.forward`."""
-        features: Tensor = self.linear(self.convolutions(self.pixels(obs)))
+        features: Tensor = self.linear(self.convolutions(self.images(obs), self.scale))
         return features
 
 
@@ -258,7 +255,7 @@ class DrQCNN(ImageEncoder):
         super().__init__(space)
         if min(self.layout.size) < DRQ_SIZE:
             raise SpaceError(f"drq_cnn needs images of at least {DRQ_SIZE} pixels; for {space} use impala_cnn")
-        self.convolutions = nn.Sequential(
+        self.convolutions = Convolutions(
             nn.Conv2d(self.layout.num_channels, 32, 3, stride=2), nn.ReLU(inplace=True),
             nn.Conv2d(32, 32, 3), nn.ReLU(inplace=True),
             nn.Conv2d(32, 32, 3), nn.ReLU(inplace=True),

@@ -19,6 +19,7 @@ from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.settings import documented, log_uniform, setting
 from rl_training.contracts.state import MAX_NUMBER, Stateful, check_keys, check_tensor
 from rl_training.policies.kernels import ALIGNMENT
+from rl_training.policies.native.layers import places_for_gradients
 from rl_training.policies.networks import TrainingMode
 from rl_training.policies.recording import Recorded
 
@@ -84,9 +85,12 @@ class ParameterStore(Stateful):
 
         Only the store's own parameters are differentiated: an actor's loss goes through critics without learning them.
         """
-        found = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-        for gradient, (span, shape) in zip(found, self.slices.values(), strict=True):
-            self.grad[span].view(shape).copy_(gradient)
+        places = [self.grad[span].view(shape) for span, shape in self.slices.values()]
+        with places_for_gradients(zip(self.parameters, places, strict=True)):
+            found = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        for gradient, place in zip(found, places, strict=True):
+            if gradient.data_ptr() != place.data_ptr():
+                place.copy_(gradient)
         norm: Tensor = self.grad.norm()
         if max_grad_norm is not None:
             factor = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)

@@ -17,6 +17,6 @@ kernels with equal results; else it is never used. Only whether a zero is minus 
 - `program`: a whole recording: which operators become what, where threads wait, the text.
 - `compiler`: the C compiler of the machine.
 - `takeover`: when a recording is compiled, and the check before that is used.
-- `layers`: parts of networks of images, which are not recorded.
-- `kernels.h`, `kernels.c`: sums and products in C.
+- `layers`, `convolutions`: parts of networks of images, which are not recorded.
+- `kernels.h`, `kernels.c`, `convolutions.c`: sums and products in C.
 """

@@ -97,7 +97,9 @@ INLINE void tile(const product_type* x, const long* some, long i, const int rows
                  const float* b, long b_row, long j, const vec* bias) {
     const float* a = x->a + i * x->a_row;
     if (is_whole && x->chunk >= x->k) {
-        vec sum[ROWS][VECTORS];
+        vec sum[2 * ROWS][VECTORS];
+        for (int r = 0; !some && r < rows; r++) /* to have it when the sums are there */
+            for (int v = 0; v < vectors; v++) __builtin_prefetch(x->c + (i + r) * x->c_row + j + v * LANES, 1);
         SUM(0, x->k)
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) { /* without a detour through memory: this is most of the time if k is small */
@@ -107,11 +109,11 @@ INLINE void tile(const product_type* x, const long* some, long i, const int rows
         }
         return;
     }
-    vec total[ROWS][VECTORS];
+    vec total[2 * ROWS][VECTORS];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) total[r][v] = start_of(x, i + r, bias[v]);
     for (long start = 0; start < x->k; start += x->chunk) {
-        vec sum[ROWS][VECTORS];
+        vec sum[2 * ROWS][VECTORS];
         SUM(start, (start + x->chunk < x->k ? start + x->chunk : x->k))
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < vectors; v++) total[r][v] += sum[r][v];
@@ -137,6 +139,7 @@ INLINE void panels(const product_type* x, const long* some) {
             for (long l = 0; l < width; l += LANES) tiles(x, some, 1, 1, 0, b + l, b_row, j + l);
         else if (width == PANEL) tiles(x, some, ROWS, VECTORS, 1, b, b_row, j);
         else if (width > PANEL / 2) tiles(x, some, ROWS, VECTORS, 0, b, b_row, j);
+        else if (width == PANEL / 2 && x->m >= 2 * ROWS) tiles(x, some, 2 * ROWS, VECTORS / 2, 1, b, b_row, j);
         else if (width > LANES) tiles(x, some, ROWS, VECTORS / 2, 0, b, b_row, j);
         else tiles(x, some, ROWS, 1, 0, b, b_row, j);
     }
@@ -214,32 +217,55 @@ void product_by_threads(const product_type* x, float* memory, int threads) {
     }
 }
 
+/* A x + bias of one vector x [k], a multiple of four long and at an address of 16 bytes: the first four products one after
+   the other, the others in four sums, of which the first goes on from there. */
+void product_of_vector(const float* a, long m, long k, const float* x, const float* bias, float* y, int threads) {
+    typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
+    enum { SOME_ROWS = 8 }; /* at once, m is a multiple of it */
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long i = 0; i < m; i += SOME_ROWS) {
+        four sum[SOME_ROWS];
+        for (int r = 0; r < SOME_ROWS; r++) {
+            const float* row = a + (i + r) * k;
+            sum[r] = (four){((row[0] * x[0] + row[1] * x[1]) + row[2] * x[2]) + row[3] * x[3]};
+        }
+        for (long q = 4; q < k; q += 4)
+            for (int r = 0; r < SOME_ROWS; r++) sum[r] += *(const four*)(a + (i + r) * k + q) * *(const four*)(x + q);
+        for (int r = 0; r < SOME_ROWS; r++)
+            y[i + r] = ((sum[r][0] + sum[r][2]) + (sum[r][1] + sum[r][3])) + bias[i + r];
+    }
+}
+
 int panel_columns(void) { return PANEL; }
 
 /* ------------------------------------------------------------------------------------------------------------------
    Pixels
    ------------------------------------------------------------------------------------------------------------------ */
 
+enum { MANY = 1024 };
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 #define PIXEL(a, b, c, d) ((unsigned int)(a) | (unsigned int)(b) << 8 | (unsigned int)(c) << 16 | (unsigned int)(d) << 24)
 #else
 #define PIXEL(a, b, c, d) ((unsigned int)(d) | (unsigned int)(c) << 8 | (unsigned int)(b) << 16 | (unsigned int)(a) << 24)
 #endif
 
-/* Images of bytes, four planes each, as floats, pixel by pixel: [count, 4, size] to [count, size, 4]. */
+/* Part of an image of bytes, four planes that lie `size` apart, as floats, pixel by pixel. */
+INLINE void some_pixels(const unsigned char* from, long size, long length, float scale, float* to) {
+    unsigned char together[4 * MANY];
+    for (long l = 0; l < length; l++) {
+        unsigned int four = PIXEL(from[l], from[size + l], from[2 * size + l], from[3 * size + l]);
+        memcpy(together + 4 * l, &four, 4);
+    }
+    for (long l = 0; l < 4 * length; l++) to[l] = (float)together[l] * scale;
+}
+
+/* Images: [count, 4, size] to [count, size, 4]. */
 void pixels_to_floats(const unsigned char* x, long count, long size, float scale, float* out, int threads) {
-    enum { MANY = 1024 };
 #pragma omp parallel for num_threads(threads) collapse(2) schedule(static)
     for (long i = 0; i < count; i++)
-        for (long start = 0; start < size; start += MANY) {
-            long length = size - start < MANY ? size - start : MANY;
-            const unsigned char* from = x + i * 4 * size + start;
-            float* to = out + (i * size + start) * 4;
-            unsigned char together[4 * MANY];
-            for (long l = 0; l < length; l++) {
-                unsigned int four = PIXEL(from[l], from[size + l], from[2 * size + l], from[3 * size + l]);
-                memcpy(together + 4 * l, &four, 4);
-            }
-            for (long l = 0; l < 4 * length; l++) to[l] = (float)together[l] * scale;
-        }
+        for (long start = 0; start < size; start += MANY)
+            some_pixels(x + i * 4 * size + start, size, size - start < MANY ? size - start : MANY, scale,
+                        out + (i * size + start) * 4);
 }
+
+#include "convolutions.c"

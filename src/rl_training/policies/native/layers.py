@@ -6,7 +6,10 @@ matter of how often its weights are read.
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -15,12 +18,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from rl_training.policies.native.compiler import NotCompiledError, find_compiler
-from rl_training.policies.native.products import PACK_COLUMNS, Arguments, find_chunk, library
+from rl_training.policies.native.products import NUM_COMPARED, PACK_COLUMNS, Arguments, find_chunk, library
 
 MIN_ROWS, MAX_ROWS = 8, 256
 """Rows of a batch between which forward and back are quicker here than in torch."""
 MIN_WEIGHTS = 500_000
 """Weights of a layer from which on it matters."""
+VECTOR, ALIGNED = 8, 16
+"""What the sizes of a layer must be multiples of to be multiplied with a single vector, and addresses in bytes."""
 PLANES = 4
 """Images stacked in an observation, as is usual for games: a pixel is then a number of four bytes."""
 PIXELS_FOR_THREADS = 100_000
@@ -49,14 +54,38 @@ class _Ready:
             pass
 
 
-_is_ready = _Ready()
+is_ready = _Ready()
+"""Whether there is a compiled kernels.c."""
 
 
-def _is_plain(x: Tensor, *others: Tensor) -> bool:
+def is_watched() -> bool:
+    """Whether somebody traces, counts or transforms what torch does, and would not see what is done here."""
+    is_transformed = torch._C._are_functorch_transforms_active()
+    return _get_current_dispatch_mode() is not None or is_transformed or torch._C._is_tracing()
+
+
+def is_plain(x: Tensor, *others: Tensor) -> bool:
     """Whether these lie on the CPU without gaps, and nobody traces or counts what torch does."""
-    if _get_current_dispatch_mode() is not None:
+    if is_watched():
         return False
     return all(type(t) in (Tensor, nn.Parameter) and t.device.type == "cpu" and t.is_contiguous() for t in (x, *others))
+
+
+_here = threading.local()
+"""Where the pass back of this thread may write gradients, by the addresses of weights."""
+
+
+@contextmanager
+def places_for_gradients(places: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Layers of this module may write gradients of weights to these places, instead of to new memory.
+
+    Only the first that a layer finds, since those of a layer that is used twice are added up.
+    """
+    _here.places = {weight.data_ptr(): place for weight, place in places if weight.numel() >= MIN_WEIGHTS}
+    try:
+        yield
+    finally:
+        _here.places = {}
 
 
 class WideLinear(nn.Linear):
@@ -64,13 +93,36 @@ class WideLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as in torch
         """See `nn.Linear`; batches of usual sizes are multiplied here."""
-        is_wide = self.weight.numel() >= MIN_WEIGHTS and input.dim() == 2 and MIN_ROWS <= len(input) <= MAX_ROWS
-        is_float = input.dtype == self.weight.dtype == torch.float32
-        if is_wide and is_float and _is_plain(input, self.weight, self.bias) and _is_ready:
-            rows, (outputs, inputs) = len(input), self.weight.shape
-            if all(chunks(rows, inputs, outputs)):
-                return cast("Tensor", _Linear.apply(input, self.weight, self.bias))  # type: ignore[no-untyped-call]
-        return F.linear(input, self.weight, self.bias)
+        weight, bias = self.weight, self.bias
+        is_wide = weight.numel() >= MIN_WEIGHTS and input.dim() == 2 and input.dtype == weight.dtype == torch.float32
+        if is_wide and is_plain(input, weight, bias) and is_ready:
+            rows, (outputs, inputs) = len(input), weight.shape
+            if rows == 1 and not torch.is_grad_enabled() and _is_vector_known(inputs, outputs):
+                if input.data_ptr() % ALIGNED == weight.data_ptr() % ALIGNED == 0:
+                    return _multiply_vector(weight, input, bias)
+            elif MIN_ROWS <= rows <= MAX_ROWS and all(chunks(rows, inputs, outputs)):
+                return cast("Tensor", _Linear.apply(input, weight, bias))  # type: ignore[no-untyped-call]
+        return F.linear(input, weight, bias)
+
+
+@functools.cache
+def _is_vector_known(inputs: int, outputs: int) -> bool:
+    """Whether the product with one vector has torch's bits, as comparing those of random numbers shows."""
+    if inputs % VECTOR or outputs % VECTOR:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(-(-NUM_COMPARED // outputs)):
+        x, weight, bias = (torch.randn(n, generator=generator) for n in ((1, inputs), (outputs, inputs), (outputs,)))
+        if not torch.equal(_multiply_vector(weight, x, bias), F.linear(x, weight, bias)):
+            return False
+    return True
+
+
+def _multiply_vector(weight: Tensor, x: Tensor, bias: Tensor) -> Tensor:
+    out = torch.empty(1, len(weight), dtype=torch.float32)
+    places = (x.data_ptr(), bias.data_ptr(), out.data_ptr())
+    library().product_of_vector(weight.data_ptr(), *weight.shape, *places, torch.get_num_threads())
+    return out
 
 
 def chunks(rows: int, inputs: int, outputs: int) -> tuple[int, int, int]:
@@ -102,19 +154,20 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         gradient = gradients[0]
         to_x, to_weight, to_bias = ctx.needs_input_grad
-        if torch.is_grad_enabled() or not _is_plain(gradient):  # somebody differentiates this again
+        if torch.is_grad_enabled() or not is_plain(gradient):  # somebody differentiates this again
             return gradient @ weight, gradient.t() @ x, gradient.sum(0)
         _, chunk_x, chunk_weight = chunks(len(x), *reversed(weight.shape))
+        place = getattr(_here, "places", {}).pop(weight.data_ptr(), None)
         return (
             _multiply(gradient, weight, chunk_x) if to_x else None,
-            _multiply(gradient.t(), x, chunk_weight) if to_weight else None,
+            _multiply(gradient.t(), x, chunk_weight, out=place) if to_weight else None,
             gradient.sum(0) if to_bias else None,
         )
 
 
-def _multiply(a: Tensor, b: Tensor, chunk: int, column: Tensor | None = None) -> Tensor:
+def _multiply(a: Tensor, b: Tensor, chunk: int, column: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     (m, k), n = a.shape, b.shape[1]
-    c = torch.empty(m, n, dtype=torch.float32)
+    c = torch.empty(m, n, dtype=torch.float32) if out is None else out
     is_packed = b.stride(1) != 1 or n % PACK_COLUMNS != 0
     memory = torch.empty(k * (n + PACK_COLUMNS), dtype=torch.float32) if is_packed else None
     arguments = Arguments(
@@ -125,12 +178,21 @@ def _multiply(a: Tensor, b: Tensor, chunk: int, column: Tensor | None = None) ->
     return c
 
 
-def floats_of(images: Tensor, scale: float) -> Tensor | None:
-    """Bytes [B, 4, H, W] as floats times a number, with the channels last in memory; None if torch has to do that."""
-    count, planes, height, width = images.shape
-    if images.dtype != torch.uint8 or planes != PLANES or not _is_plain(images) or not _is_ready:
-        return None
-    out = torch.empty(images.shape, dtype=torch.float32, memory_format=torch.channels_last)
-    threads = torch.get_num_threads() if images.numel() > PIXELS_FOR_THREADS else 1
-    library().pixels_to_floats(images.data_ptr(), count, height * width, scale, out.data_ptr(), threads)
-    return out
+def scaled(images: Tensor, scale: float) -> Tensor:
+    """Images [B, C, H, W] of any type as floats times a number.
+
+    In memory the channels come last, which convolutions on a CPU learn faster with.
+    """
+    if is_bytes(images) and is_ready:
+        count, _, height, width = images.shape
+        out = torch.empty(images.shape, dtype=torch.float32, memory_format=torch.channels_last)
+        threads = torch.get_num_threads() if images.numel() > PIXELS_FOR_THREADS else 1
+        library().pixels_to_floats(images.data_ptr(), count, height * width, scale, out.data_ptr(), threads)
+        return out
+    images = images.contiguous(memory_format=torch.channels_last)
+    return images.to(torch.float32, copy=True).mul_(scale)
+
+
+def is_bytes(images: Tensor) -> bool:
+    """Whether these are stacks of images that can be read here as they are."""
+    return images.dtype == torch.uint8 and images.shape[1] == PLANES and is_plain(images)
