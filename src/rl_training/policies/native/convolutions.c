@@ -3,7 +3,7 @@
 
 typedef struct {
     long images, height, width, channels; /* x [images, height, width, channels] */
-    long outputs, size, stride;           /* weight [outputs, channels, size, size], y [images, down, across, outputs] */
+    long outputs, size, stride; /* weight [outputs, channels, size, size], y [images, down, across, outputs] */
     const float* x;
     const unsigned char* bytes; /* or these, four planes, which times `scale` are x */
     float scale;
@@ -139,8 +139,8 @@ void convolution(const convolution_type* g, int threads) {
    ------------------------------------------------------------------------------------------------------------------ */
 
 /* Add what an image says to some rows of the gradient [size, size, channels, outputs]. */
-INLINE void weight_tile(const convolution_type* g, const float* x, long image, long k, const int rows, const int vectors,
-                        const int by_rows, long j, float* out, int is_first) {
+INLINE void weight_tile(const convolution_type* g, const float* x, long image, long k, const int rows,
+                        const int vectors, const int by_rows, long j, float* out, int is_first) {
     const long down = down_of(g), across = across_of(g), line = g->size * g->channels, outputs = g->outputs;
     const long step = g->stride * g->channels;
     x += k / line * g->width * g->channels + k % line;
@@ -183,14 +183,16 @@ INLINE void bias_tile(const convolution_type* g, const int vectors, long j) {
     for (long j = 0; j < g->outputs; j += PANEL / 2) weight_tile(g, x, i, k, rows, VECTORS / 2, 1, j, out, i == begin);
 
 void convolution_to_weight(const convolution_type* g, int threads) {
-    const long line = g->size * g->channels, lines = g->size, size = lines * line * g->outputs, taps = g->size * g->size;
+    const long line = g->size * g->channels, lines = g->size, size = lines * line * g->outputs;
+    const long taps = g->size * g->size;
     const long many = 6, tiles = (line + many - 1) / many; /* of a line, of about the same size */
 #pragma omp parallel num_threads(threads)
     {
         const long t = omp_get_thread_num(), all = omp_get_num_threads();
         /* each thread its parts of the batch, or its share of the kernel */
         const int by_parts = g->parts % all == 0;
-        const long count = lines * tiles, low = by_parts ? 0 : count * t / all, high = by_parts ? count : count * (t + 1) / all;
+        const long count = lines * tiles;
+        const long low = by_parts ? 0 : count * t / all, high = by_parts ? count : count * (t + 1) / all;
         const long first = by_parts ? g->parts * t / all : 0, last = by_parts ? g->parts * (t + 1) / all : g->parts;
         for (long part = first; part < last; part++) {
             const long begin = g->images * part / g->parts, end = g->images * (part + 1) / g->parts;

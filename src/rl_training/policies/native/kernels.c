@@ -9,6 +9,8 @@ static int omp_get_thread_num(void) { return 0; }
 static int omp_get_num_threads(void) { return 1; }
 #endif
 
+#define BLOCK 16 /* rows and columns that are turned over together */
+#define AHEAD 8 /* rows of B that are asked for before they are needed */
 #define ROWS 6 /* of the result, that stay in registers */
 #if defined(__clang__)
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -42,25 +44,33 @@ static void pack_panels(const float* b, long row, long column, long k, long n, f
             continue;
         }
         long j = 0;
-        for (; j + 4 <= width && row == 1; j += 4) {
-            long q = 0;
-            for (; q + 4 <= k; q += 4) transpose(from + q + j * column, column, to + q * step + j, step);
-            for (; q < k; q++)
-                for (long l = j; l < j + 4; l++) to[q * step + l] = from[q + l * column];
+        if (row == 1) { /* whole blocks first, so that lines of memory are written at once */
+            const long whole = k / BLOCK * BLOCK;
+            for (; j + BLOCK <= width; j += BLOCK) {
+                for (long q = 0; q < whole; q += BLOCK)
+                    for (long l = 0; l < BLOCK * BLOCK; l += 4 * BLOCK)
+                        for (long i = 0; i < BLOCK; i += 4)
+                            transpose(from + q + l / BLOCK + (j + i) * column, column,
+                                      to + (q + l / BLOCK) * step + j + i, step);
+                for (long q = whole; q < k; q++)
+                    for (long l = j; l < j + BLOCK; l++) to[q * step + l] = from[q + l * column];
+            }
         }
         for (; j < width; j++)
             for (long q = 0; q < k; q++) to[q * step + j] = from[q * row + j * column];
     }
 }
 
-/* Products of some rows of A and a panel of B, from `begin` to before `end`, one after the other. Not a function, because
-   compilers then no longer see that all sums fit into registers. */
+/* Products of some rows of A and a panel of B, from `begin` to before `end`, one after the other; rows of B come from the
+   larger into the smaller cache before they are needed. Not a function, because compilers then no longer see that all sums
+   fit into registers. */
 #define SUM(begin, end)                                                                                              \
     for (int r = 0; r < rows; r++)                                                                                   \
         for (int v = 0; v < vectors; v++) sum[r][v] = (vec){0};                                                      \
     for (long q = begin; q < end; q++) {                                                                             \
         vec right[VECTORS];                                                                                          \
         for (int v = 0; v < vectors; v++) right[v] = *(const vec*)(b + q * b_row + v * LANES);                       \
+        for (int v = 0; v < vectors; v++) __builtin_prefetch(b + (q + AHEAD) * b_row + v * LANES);                   \
         for (int r = 0; r < rows; r++) {                                                                             \
             vec left = (vec){0} + a[r * x->a_row + q * x->a_column];                                                 \
             for (int v = 0; v < vectors; v++) sum[r][v] = FMA(left, right[v], sum[r][v]);                            \
@@ -96,10 +106,10 @@ INLINE vec start_of(const product_type* x, long i, vec bias) {
 INLINE void tile(const product_type* x, const long* some, long i, const int rows, const int vectors, const int is_whole,
                  const float* b, long b_row, long j, const vec* bias) {
     const float* a = x->a + i * x->a_row;
+    for (int r = 0; !some && r < rows; r++) /* to have it when the sums are there */
+        for (int v = 0; v < vectors; v++) __builtin_prefetch(x->c + (i + r) * x->c_row + j + v * LANES, 1);
     if (is_whole && x->chunk >= x->k) {
         vec sum[2 * ROWS][VECTORS];
-        for (int r = 0; !some && r < rows; r++) /* to have it when the sums are there */
-            for (int v = 0; v < vectors; v++) __builtin_prefetch(x->c + (i + r) * x->c_row + j + v * LANES, 1);
         SUM(0, x->k)
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) { /* without a detour through memory: this is most of the time if k is small */
@@ -235,6 +245,17 @@ void product_of_vector(const float* a, long m, long k, const float* x, const flo
             y[i + r] = ((sum[r][0] + sum[r][2]) + (sum[r][1] + sum[r][3])) + bias[i + r];
     }
 }
+
+void adam_step(float* w, const float* g, float* m, float* v, long low, long high, double rate, double step, double beta1,
+               double beta2, double eps) {
+    adam(w, g, m, v, low, high, rate, step, beta1, beta2, eps);
+}
+
+void follow_by(float* target, const float* source, long low, long high, float share) {
+    follow(target, source, low, high, share);
+}
+
+float norm(const float* x, long n) { return norm_of(x, n); }
 
 int panel_columns(void) { return PANEL; }
 

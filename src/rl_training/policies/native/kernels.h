@@ -128,6 +128,41 @@ static float sum_pairs(const float* x, long n) {
     return sum_pairs(x, half) + sum_pairs(x + half, n - half);
 }
 
+/* ------------------------------------------------------------------------------------------------------------------
+   All weights of a network
+   ------------------------------------------------------------------------------------------------------------------ */
+
+/* A step of Adam for weights from `low` to before `high`. */
+static void adam(float* restrict weights, const float* restrict gradient, float* restrict average,
+                 float* restrict square, long low, long high, double rate, double step, double beta1, double beta2,
+                 double eps) {
+    const float size = -(rate / (1 - pow(beta1, step))), root = sqrt(1 - pow(beta2, step));
+    const float a = 1 - beta1, b = 1 - beta2, kept = beta2, small = eps;
+    for (long i = low; i < high; i++) {
+        const float g = gradient[i], mean = fmaf(a, g - average[i], average[i]), power = fmaf(b * g, g, square[i] * kept);
+        average[i] = mean;
+        square[i] = power;
+        weights[i] = weights[i] + size * mean / (sqrtf(power) / root + small);
+    }
+}
+
+/* A target that moves by a share towards what it follows. */
+static void follow(float* restrict target, const float* restrict source, long low, long high, float share) {
+    for (long i = low; i < high; i++) target[i] = fmaf(share, source[i] - target[i], target[i]);
+}
+
+/* The square root of the sum of squares, in torch's order: eight at a time. */
+static float norm_of(const float* x, long n) {
+    typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
+    eight part = {0};
+    long i = 0;
+    for (; i + 8 <= n; i += 8) part += *(const eight*)(x + i) * *(const eight*)(x + i);
+    float total = part[0];
+    for (int l = 1; l < 8; l++) total += part[l];
+    for (; i < n; i++) total += x[i] * x[i];
+    return sqrtf(total);
+}
+
 /* The larger and the smaller of two; NaN if either is. */
 INLINE float largest(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
 INLINE float least(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }

@@ -212,6 +212,10 @@ def library() -> Any:
     found.pack.argtypes = [ctypes.c_void_p, *[ctypes.c_long] * 4, ctypes.c_void_p, *[ctypes.c_long] * 2]
     found.product.argtypes = [ctypes.POINTER(Arguments)]
     found.product_by_threads.argtypes = [ctypes.POINTER(Arguments), ctypes.c_void_p, ctypes.c_int]
+    places, numbers = [ctypes.c_void_p] * 4, [ctypes.c_long] * 2
+    found.adam_step.argtypes = [*places, *numbers, *[ctypes.c_double] * 5]
+    found.follow_by.argtypes = [*places[:2], *numbers, ctypes.c_float]
+    found.norm.argtypes, found.norm.restype = [ctypes.c_void_p, ctypes.c_long], ctypes.c_float
     vector = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long, *[ctypes.c_void_p] * 3, ctypes.c_int)
     found.product_of_vector.argtypes = vector
     images = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_float, ctypes.c_void_p, ctypes.c_int)

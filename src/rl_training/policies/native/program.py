@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rl_training.policies.calls import Call, map_tensors, storage_of, tensors_in
 from rl_training.policies.native.elements import Element, can_join, element, loop
+from rl_training.policies.native.flat import Flat, Owners, adam, lerp, norm
 from rl_training.policies.native.memory import C_TYPES, Access, Pointers, Statement
 from rl_training.policies.native.products import Product
 from rl_training.policies.native.sums import gather, reduction, scatter_add
@@ -18,7 +19,7 @@ from rl_training.policies.numpy_kernels import Kernel
 if TYPE_CHECKING:
     from rl_training.policies.kernels import Mover
 
-Part = Element | Product | Statement
+Part = Element | Product | Flat | Statement
 
 ZERO_STAYS_ZERO = frozenset({"bmm", "div", "mm", "mul", "neg", "threshold_backward"})
 """Operators that give rows of zeros for rows of zeros."""
@@ -51,6 +52,7 @@ class Program:
         self.foreign: list[str] = []
         """Operators that stay calls from Python."""
         self._segments: list[list[Statement]] = []
+        self._owners = Owners(num_threads)
         self._products: list[Product] = []  # they own memory
         self._with_zeros: set[int] = set()
         self._is_open = False
@@ -99,6 +101,8 @@ class Program:
         self._finish()
         if isinstance(part, Product):
             self._held = (until, part)
+        elif isinstance(part, Flat):
+            self._add(part.statement(self.pointers, self._owners, self.num_threads))
         else:
             self._add(part)
 
@@ -126,6 +130,7 @@ class Program:
             self._segments.append([])
             self._is_open = True
         self._segments[-1].append(statement)
+        self._owners.note(statement)
 
     def source(self) -> str:
         """The program's text."""
@@ -188,6 +193,9 @@ def translate(call: Call, move: Mover, pointers: Pointers, threads: int) -> list
         if len(args[0]) != 1 or kwargs or type(args[1]) not in (int, float):
             return None
         name, args, result = "add_", [args[0][0], args[1]], args[0][0]
+    if name == "_fused_adam_":
+        step = adam(args, kwargs)
+        return None if step is None else [step]
     if call.is_in_place:
         result = args[0]
     tensors = [value for value in (*args, *(args[0] if name == "cat" else ()), result) if isinstance(value, Tensor)]
@@ -199,6 +207,11 @@ def translate(call: Call, move: Mover, pointers: Pointers, threads: int) -> list
         return None if product is None else [product]
     if name in ("sum", "mean", "amin", "amax"):
         return None if kwargs.get("dtype") is not None else reduction(name, args, result, pointers, threads)
+    if name == "lerp_":
+        moved = lerp(args, kwargs)
+        return None if moved is None else [moved]
+    if name == "linalg_vector_norm":
+        return norm(args, kwargs, result, pointers, threads)
     if name in ("gather", "scatter_add"):
         return None if kwargs else {"gather": gather, "scatter_add": scatter_add}[name](args, result, pointers, threads)
     if name == "cat":
