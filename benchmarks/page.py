@@ -123,8 +123,8 @@ LIMITS_TEXT = """\
 
 Steps per second if there were nothing but the products of matrices and the convolutions of acting and of updates, made
 by torch's own kernels with nothing in between, and the environment by itself (`benchmarks/limits.py`). Nobody who uses
-these kernels can be faster; rl_training has its own for products, where there is a compiler. The sides' shares of that
-are those of their medians above.
+these kernels can be faster; rl_training has its own for products and convolutions, where there is a compiler. The
+sides' shares of that are those of their medians above.
 """
 
 MEANS = """\
@@ -139,6 +139,8 @@ MEANS = """\
   and activation along, and threads wait for each other only where they must. A compiled recording takes over after it
   repeated a call to the bit; so a run has the same numbers with a compiler and without, and however it was interrupted.
   `rl_training/policies/native` explains it.
+- **So are convolutions and the large layer after them**: a stack of convolutions and relus is one function, which reads
+  the frames as the bytes they are, and adds in the order of torch's own, found out by comparing.
 - **Parameters lie in one flat tensor**, so that the optimizer, gradient clipping and target networks are a few calls.
 - **Replay stores every observation once**, and every frame of a stack once; see [replay](replay.md).
 - **Atari runs in ale-py's own vector environment**; see [Atari](atari.md).

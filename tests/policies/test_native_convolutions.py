@@ -25,6 +25,7 @@ pytestmark = [
 ]
 
 NATURE = [(4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
+SIZES = [(outputs, channels, size, stride) for channels, outputs, size, stride in NATURE]
 ORDERS = [
     Order(chunk=chunk, parts=parts, by_rows=by_rows, last_row_first=a, last_column_first=b)
     for (chunk, parts, by_rows), a, b in itertools.product(
@@ -113,18 +114,49 @@ class TestOneLayer:
 
 
 @pytest.mark.parametrize("images", [1, 2, 5, 32, 64])
-@pytest.mark.parametrize("kind", ["bytes", "floats"])
+@pytest.mark.parametrize("kind", ["bytes in planes", "bytes", "three colours", "floats"])
 def test_a_stack_has_torchs_bits(images, kind, threads):  # noqa: F811
-    net = stack(NATURE, nn.Flatten())
-    x, scale = (
-        (bytes_of(images, 4, 84, 84), 1 / 255) if kind == "bytes" else (channels_last(images, 4, 84, 84, seed=1), None)
-    )
+    planes = 3 if kind == "three colours" else 4
+    net = stack([(planes, *NATURE[0][1:]), *NATURE[1:]], nn.Flatten())
+    x, scale = bytes_of(images, planes, 84, 84), 1 / 255
+    if kind == "floats":
+        x, scale = channels_last(images, 4, 84, 84, seed=1), None
+    elif kind != "bytes in planes":
+        x = x.contiguous(memory_format=torch.channels_last)
     mine, its = net(x, scale), by_torch(net, x, scale)
     assert torch.equal(mine, its)
     assert all(map(torch.equal, gradients(mine, net), gradients(its, net)))
     with torch.no_grad():
         assert torch.equal(net(x, scale), its)
         assert net(x, scale).grad_fn is None
+
+
+def test_bytes_are_read_as_they_are(monkeypatch):
+    monkeypatch.setattr(layers, "scaled", None)
+    net = stack()
+    for x in (bytes_of(2, 4, 84, 84), bytes_of(2, 4, 84, 84).contiguous(memory_format=torch.channels_last)):
+        with torch.no_grad():
+            if not convolutions.is_known(convolutions._shapes(x.shape, tuple(SIZES)), False, torch.get_num_threads()):
+                pytest.skip("on this machine torch has another order")
+            assert net(x, 1 / 255).shape == (2, 64, 7, 7)
+
+
+def test_bytes_without_a_scale_are_an_error():
+    with pytest.raises(RuntimeError, match="type"):
+        stack()(bytes_of(2, 4, 84, 84))
+
+
+def test_the_number_of_threads_may_change_before_the_pass_back():
+    net, x = stack(), channels_last(64, 4, 84, 84, seed=1)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        y = net(x)
+        expected = gradients(by_torch(net, x), net)
+        torch.set_num_threads(3)
+        assert all(torch.allclose(a, b, atol=1e-2) for a, b in zip(gradients(y, net), expected, strict=True))
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_usual_networks_are_not_left_to_torch(threads):  # noqa: F811

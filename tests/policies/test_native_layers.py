@@ -121,7 +121,7 @@ def test_a_compiler_that_fails_is_no_compiler(monkeypatch):
 def test_pixels_are_the_same_to_the_bit(shape, kind, ready, threads):
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8))
     images = {"bytes": images, "turned": images.permute(0, 1, 3, 2), "floats": images.float()}[kind]
-    assert layers.is_bytes(images) == (kind == "bytes" and shape[1] == layers.PLANES)
+    assert layers.in_planes(images) == (kind == "bytes" and shape[1] == layers.PLANES)
     expected = images.contiguous(memory_format=torch.channels_last).to(torch.float32).mul(1 / 255)
     found = layers.scaled(images, 1 / 255)
     assert torch.equal(found, expected)

@@ -5,7 +5,8 @@ typedef struct {
     long images, height, width, channels; /* x [images, height, width, channels] */
     long outputs, size, stride; /* weight [outputs, channels, size, size], y [images, down, across, outputs] */
     const float* x;
-    const unsigned char* bytes; /* or these, four planes, which times `scale` are x */
+    const unsigned char* bytes; /* or these, which times `scale` are x, */
+    int in_planes;              /* and whether each image of them is four planes, one after the other */
     float scale;
     const float* weight;
     const float* bias;
@@ -31,9 +32,12 @@ INLINE long across_of(const convolution_type* g) { return (g->width - g->size) /
 static const float* image_of(const convolution_type* g, long i, long after, long t) {
     if (!g->bytes) return g->x + i * size_of(g);
     float* const to = g->memory + after + t * size_of(g);
+    const unsigned char* from = g->bytes + i * size_of(g);
     const long size = g->height * g->width;
-    for (long start = 0; start < size; start += MANY)
-        some_pixels(g->bytes + i * 4 * size + start, size, smaller(MANY, size - start), g->scale, to + 4 * start);
+    if (!g->in_planes)
+        for (long l = 0; l < size_of(g); l++) to[l] = (float)from[l] * g->scale;
+    else for (long start = 0; start < size; start += MANY)
+        some_pixels(from + start, size, smaller(MANY, size - start), g->scale, to + 4 * start);
     return to;
 }
 

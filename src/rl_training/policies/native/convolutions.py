@@ -75,8 +75,10 @@ class Convolutions(nn.Sequential):
             learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
             shapes = _shapes(input.shape, tuple((*layer.weight.shape[:3], layer.stride[0]) for layer in first))
             if is_known(shapes, learns, torch.get_num_threads()):
-                x = input if scale is None or layers.is_bytes(input) else layers.scaled(input, scale)
-                if layers.is_bytes(x) or _is_float_batch(x):
+                is_bytes = layers.in_planes(input) or _has_channels_last(input, torch.uint8)
+                is_bytes = is_bytes and scale is not None
+                x = input if scale is None or is_bytes else layers.scaled(input, scale)
+                if is_bytes or (_has_channels_last(x, torch.float32) and not x.requires_grad):
                     x = _convolve_all(x, scale, shapes, tensors, learns)
                     for module in modules[2 * self._num_convolutions :]:
                         x = module(x)
@@ -92,9 +94,9 @@ def _is_simple(layer: nn.Module) -> bool:
     return is_square and layer.padding == (0, 0) and layer.dilation == (1, 1) and layer.groups == 1
 
 
-def _is_float_batch(x: Tensor) -> bool:
-    """Whether these are images with the channels last in memory, which nobody wants the gradient of."""
-    return x.dtype == torch.float32 and not x.requires_grad and layers.is_plain(x.permute(0, 2, 3, 1))
+def _has_channels_last(images: Tensor, dtype: torch.dtype) -> bool:
+    """Whether images lie in memory pixel by pixel."""
+    return images.dtype == dtype and images.dim() == 4 and layers.is_plain(images.permute(0, 2, 3, 1))
 
 
 @functools.lru_cache(maxsize=64)
@@ -135,7 +137,7 @@ class _Stack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, scale: float, shapes: tuple[Shape, ...], *tensors: Tensor) -> Tensor:
         found = _results(images, scale, shapes, tensors)
-        ctx.shapes, ctx.scale = shapes, scale
+        ctx.shapes, ctx.scale, ctx.threads = shapes, scale, torch.get_num_threads()
         ctx.save_for_backward(*found, *tensors)
         return found[-1]
 
@@ -147,7 +149,7 @@ class _Stack(torch.autograd.Function):
         if torch.is_grad_enabled() or layers.is_watched() or type(gradients[0]) is not Tensor:
             images = results[0] if results[0].is_floating_point() else layers.scaled(results[0], ctx.scale)
             return (None, None, None, *_by_torch(images, shapes, tensors, wanted, gradients[0]))
-        threads = torch.get_num_threads()
+        threads = ctx.threads  # those for which the orders are known
         gradient = gradients[0].contiguous(memory_format=torch.channels_last)
         gradient = torch.ops.aten.threshold_backward(gradient, results[-1], 0)
         found: list[Tensor] = []
@@ -221,7 +223,7 @@ class Arguments(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_long) for name in Shape._fields),
-        ("x", ctypes.c_void_p), ("bytes", ctypes.c_void_p), ("scale", ctypes.c_float),
+        ("x", ctypes.c_void_p), ("bytes", ctypes.c_void_p), ("in_planes", ctypes.c_int), ("scale", ctypes.c_float),
         *((name, ctypes.c_void_p) for name in ("weight", "bias", "gradient", "mask", "out", "out_bias", "memory")),
         ("relu", ctypes.c_int), ("chunk", ctypes.c_long), ("parts", ctypes.c_long),
         ("by_rows", ctypes.c_int), ("last_row_first", ctypes.c_int), ("last_column_first", ctypes.c_int),
@@ -241,7 +243,10 @@ def _call(
     places = {key: tensor.data_ptr() for key, tensor in tensors.items()}
     if x is not None:
         places["x" if x.is_floating_point() else "bytes"] = x.data_ptr()
-    arguments = Arguments(*shape, relu=relu, scale=1.0 if scale is None else scale, **places, **order._asdict())
+    in_planes = x is not None and layers.in_planes(x)
+    arguments = Arguments(
+        *shape, relu=relu, in_planes=in_planes, scale=1.0 if scale is None else scale, **places, **order._asdict()
+    )
     getattr(library(), name)(ctypes.byref(arguments), torch.get_num_threads())
 
 

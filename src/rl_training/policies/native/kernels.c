@@ -140,7 +140,7 @@ INLINE void tiles(const product_type* x, const long* some, const int rows, const
         tile(x, some, i + rows <= x->m ? i : x->m - rows, rows, vectors, is_whole, b, b_row, j, bias);
 }
 
-INLINE void panels(const product_type* x, const long* some) {
+INLINE void some_panels(const product_type* x, const long* some) {
     for (long j = 0; j < x->n; j += PANEL) {
         const float* b = x->packed ? x->packed + j * x->k : x->b + j;
         long width = x->n - j < PANEL ? x->n - j : PANEL;
@@ -155,11 +155,13 @@ INLINE void panels(const product_type* x, const long* some) {
     }
 }
 
+static __attribute__((noinline)) void panels(const product_type* x) { some_panels(x, 0); }
+
 void pack(const float* b, long row, long column, long k, long n, float* out, long first, long last) {
     pack_panels(b, row, column, k, n, out, first, last);
 }
 
-void product(const product_type* x) { panels(x, 0); }
+void product(const product_type* x) { panels(x); }
 
 /* Whether nothing in B is infinite or no number: zero times that would not be zero. */
 static int is_finite(const product_type* x) {
@@ -175,7 +177,7 @@ static int is_finite(const product_type* x) {
 void product_of_some(const product_type* x, float* memory, long* some) {
     product_type y = *x;
     if (!is_finite(x)) {
-        panels(x, 0);
+        panels(x);
         return;
     }
     y.m = 0;
@@ -192,7 +194,7 @@ void product_of_some(const product_type* x, float* memory, long* some) {
     }
     y.a = memory;
     y.a_row = x->k;
-    panels(&y, some);
+    some_panels(&y, some);
 }
 
 /* The same by several threads; `memory` is for packing B if that is needed, else none. */
@@ -223,7 +225,7 @@ void product_by_threads(const product_type* x, float* memory, int threads) {
             if (x->bias) y.bias += low * PANEL;
             if (x->mask) y.mask += low * PANEL;
         }
-        if (high > low) panels(&y, 0);
+        if (high > low) panels(&y);
     }
 }
 

@@ -157,6 +157,8 @@ class _Linear(torch.autograd.Function):
         if torch.is_grad_enabled() or not is_plain(gradient):  # somebody differentiates this again
             return gradient @ weight, gradient.t() @ x, gradient.sum(0)
         _, chunk_x, chunk_weight = chunks(len(x), *reversed(weight.shape))
+        if not (chunk_x and chunk_weight):  # the number of threads was changed meanwhile
+            return gradient @ weight, gradient.t() @ x, gradient.sum(0)
         place = getattr(_here, "places", {}).pop(weight.data_ptr(), None)
         return (
             _multiply(gradient, weight, chunk_x) if to_x else None,
@@ -183,7 +185,7 @@ def scaled(images: Tensor, scale: float) -> Tensor:
 
     In memory the channels come last, which convolutions on a CPU learn faster with.
     """
-    if is_bytes(images) and is_ready:
+    if in_planes(images) and is_ready:
         count, _, height, width = images.shape
         out = torch.empty(images.shape, dtype=torch.float32, memory_format=torch.channels_last)
         threads = torch.get_num_threads() if images.numel() > PIXELS_FOR_THREADS else 1
@@ -193,6 +195,6 @@ def scaled(images: Tensor, scale: float) -> Tensor:
     return images.to(torch.float32, copy=True).mul_(scale)
 
 
-def is_bytes(images: Tensor) -> bool:
-    """Whether these are stacks of images that can be read here as they are."""
+def in_planes(images: Tensor) -> bool:
+    """Whether these are stacks of four images of bytes, one after the other."""
     return images.dtype == torch.uint8 and images.shape[1] == PLANES and is_plain(images)
