@@ -146,6 +146,11 @@ def test_bytes_without_a_scale_are_an_error():
         stack()(bytes_of(2, 4, 84, 84))
 
 
+def test_weights_of_another_type_are_torchs():
+    with pytest.raises(RuntimeError, match="type"):
+        stack().double()(bytes_of(2, 4, 84, 84), 1 / 255)
+
+
 def test_the_number_of_threads_may_change_before_the_pass_back():
     net, x = stack(), channels_last(64, 4, 84, 84, seed=1)
     before = torch.get_num_threads()

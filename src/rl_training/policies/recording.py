@@ -174,9 +174,9 @@ def _flatten(value: Any, leaves: list[Tensor], kinds: list[Any]) -> Any:
 def _aligned(tensor: Tensor) -> Tensor:
     """A tensor whose memory begins where torch lets it begin; kernels may round by that, and a replay copies too.
 
-    That of a numpy array or of a part of a larger tensor may begin anywhere.
+    That of a numpy array or of a part of a larger tensor may begin anywhere. Whole numbers are not rounded.
     """
-    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
+    return tensor.clone() if tensor.is_floating_point() and tensor.data_ptr() % ALIGNMENT else tensor
 
 
 @functools.lru_cache(maxsize=64)

@@ -71,7 +71,8 @@ class Convolutions(nn.Sequential):
         modules = list(self._modules.values())
         first = cast("list[nn.Conv2d]", modules[: 2 * self._num_convolutions : 2])
         tensors = [tensor for layer in first for tensor in (layer.weight, cast("Tensor", layer.bias))]
-        if tensors and layers.is_plain(*tensors) and layers.is_ready:
+        are_floats = all(tensor.dtype == torch.float32 for tensor in tensors)
+        if tensors and are_floats and layers.is_plain(*tensors) and layers.is_ready:
             learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
             shapes = _shapes(input.shape, tuple((*layer.weight.shape[:3], layer.stride[0]) for layer in first))
             if is_known(shapes, learns, torch.get_num_threads()):
@@ -88,7 +89,7 @@ class Convolutions(nn.Sequential):
 
 
 def _is_simple(layer: nn.Module) -> bool:
-    if type(layer) is not nn.Conv2d or layer.bias is None or layer.weight.dtype != torch.float32:
+    if type(layer) is not nn.Conv2d or layer.bias is None:
         return False
     is_square = layer.kernel_size[0] == layer.kernel_size[1] and layer.stride[0] == layer.stride[1]
     return is_square and layer.padding == (0, 0) and layer.dilation == (1, 1) and layer.groups == 1

@@ -128,7 +128,9 @@ def adam(args: Sequence[Any], kwargs: dict[str, Any]) -> Flat | None:
     if [len(tensors) for tensors in lists] != [1, 1, 1, 1, 0, 1] or not is_adam_known():
         return None
     (weights,), (gradient,), (average,), (square,), _, (step,) = lists
-    if not _is_flat(weights, gradient, average, square) or rate.dtype != torch.float64 or step.dtype != torch.float32:
+    # torch rounds apart what does not fill a vector
+    is_whole = _is_flat(weights, gradient, average, square) and weights.numel() % BLOCK == 0
+    if not is_whole or rate.dtype != torch.float64 or step.dtype != torch.float32:
         return None
     betas = ", ".join(float(kwargs[name]).hex() for name in ("beta1", "beta2", "eps"))
     code = f"adam({{0}}, {{3}}, {{1}}, {{2}}, low, high, *{{4}}, *{{5}}, {betas});"
