@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_training.policies.encoders import DrQCNN, NatureCNN
-from rl_training.policies.native import convolutions, layers
+from rl_training.policies.native import compiler, convolutions, layers
 from rl_training.policies.native.convolutions import Convolutions, Order, Shape
 from rl_training.policies.parameters import OptimizerConfig, ParameterStore
 from tests.policies.native_harness import HAS_COMPILER
@@ -190,6 +190,7 @@ def test_encoders_learn_the_same(encoder, planes, monkeypatch):
 
     mine = learn()
     monkeypatch.setattr(layers, "is_ready", False)
+    monkeypatch.setattr(convolutions, "is_ready", False)
     assert torch.equal(mine, learn())
 
 
@@ -302,3 +303,25 @@ def test_copies_compute_by_themselves():
         other[0].weight.zero_()
         assert torch.equal(net(x), before)
         assert not torch.equal(other(x), before)
+
+
+@pytest.mark.parametrize("flags", [("-mno-avx512f",), ()])
+def test_kernels_for_other_machines(flags, monkeypatch):
+    """Narrower vectors: sums are added in the same order."""
+    other = compiler.build("convolutions.c", '#include "convolutions.c"', flags)
+    shape, order = SHAPES[0], Order(chunk=100, parts=2, by_rows=True)
+    s = shape
+    x = channels_last(s.images, s.channels, s.height, s.width, seed=0)
+    weight, bias = draw(s.outputs, s.channels, s.size, s.size, seed=1), draw(s.outputs, seed=2)
+    gradient = channels_last(*s.result, seed=3)
+
+    def results():
+        return (
+            convolutions.convolve(shape, order, x, weight, bias),
+            *convolutions.weight_gradient(shape, order, x, gradient),
+            convolutions.x_gradient(shape, order, weight, gradient, mask=x),
+        )
+
+    expected = results()
+    monkeypatch.setattr(convolutions, "convolutions_library", lambda: other)
+    assert all(map(torch.equal, results(), expected))

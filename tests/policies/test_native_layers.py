@@ -8,7 +8,7 @@ from gymnasium import spaces
 from torch import nn
 
 from rl_training.policies.encoders import NatureCNN
-from rl_training.policies.native import compiler, layers
+from rl_training.policies.native import compiler, convolutions, layers
 from tests.policies.native_harness import HAS_COMPILER
 from tests.policies.test_recording import draw
 
@@ -28,9 +28,10 @@ def threads(request):
 @pytest.fixture
 def ready():
     """Wait until the kernels are compiled."""
-    bool(layers.is_ready)
-    layers.is_ready._thread.join()
-    assert layers.is_ready
+    for library in (layers.is_ready, convolutions.is_ready):
+        bool(library)
+        library._thread.join()
+        assert library
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def test_the_rest_is_left_to_torch(kind, layer, ready):
 
 def test_without_a_compiler_it_is_left_to_torch(layer, monkeypatch):
     monkeypatch.setattr(layers, "find_compiler", lambda: None)
-    monkeypatch.setattr(layers, "is_ready", layers._Ready())
+    monkeypatch.setattr(layers, "is_ready", layers.Ready(layers.library))
     x = draw(32, INPUTS)
     for _ in range(2):
         assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
@@ -110,7 +111,7 @@ def test_a_compiler_that_fails_is_no_compiler(monkeypatch):
         raise compiler.NotCompiledError("out of paper")
 
     monkeypatch.setattr(layers, "library", library)
-    monkeypatch.setattr(layers, "is_ready", layers._Ready())
+    monkeypatch.setattr(layers, "is_ready", layers.Ready(layers.library))
     assert not layers.is_ready
     layers.is_ready._thread.join()
     assert not layers.is_ready
@@ -180,4 +181,5 @@ def test_a_network_of_images_learns_the_same(ready, monkeypatch):
 
     mine = learn()
     monkeypatch.setattr(layers, "is_ready", False)
+    monkeypatch.setattr(convolutions, "is_ready", False)
     assert torch.equal(mine, learn())

@@ -1,5 +1,7 @@
 /* Convolutions without padding of images whose channels lie together in memory, and their derivatives, with the order
-   of sums of the library that computes them where nothing is compiled. Included by kernels.c. */
+   of sums of the library that computes them where nothing is compiled. */
+
+#include "kernels.h"
 
 typedef struct {
     long images, height, width, channels; /* x [images, height, width, channels] */

@@ -18,10 +18,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_training.policies.native import layers
-from rl_training.policies.native.products import CHUNKS, NUM_COMPARED, library
+from rl_training.policies.native.products import CHUNKS, NUM_COMPARED, built, library
 
 MIN_PIXELS = 12
 """Pixels of a result below which these kernels cannot be used."""
+
+
+@functools.cache
+def convolutions_library() -> Any:
+    """convolutions.c, compiled; not at the same time as the other."""
+    library()
+    return built("convolutions.c")
+
+
+is_ready = layers.Ready(convolutions_library)
+"""Whether it is."""
 
 
 class Shape(NamedTuple):
@@ -72,7 +83,7 @@ class Convolutions(nn.Sequential):
         first = cast("list[nn.Conv2d]", modules[: 2 * self._num_convolutions : 2])
         tensors = [tensor for layer in first for tensor in (layer.weight, cast("Tensor", layer.bias))]
         are_floats = all(tensor.dtype == torch.float32 for tensor in tensors)
-        if tensors and are_floats and layers.is_plain(*tensors) and layers.is_ready:
+        if tensors and are_floats and layers.is_plain(*tensors) and is_ready:
             learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
             shapes = _shapes(input.shape, tuple((*layer.weight.shape[:3], layer.stride[0]) for layer in first))
             if is_known(shapes, learns, torch.get_num_threads()):
@@ -248,7 +259,7 @@ def _call(
     arguments = Arguments(
         *shape, relu=relu, in_planes=in_planes, scale=1.0 if scale is None else scale, **places, **order._asdict()
     )
-    getattr(library(), name)(ctypes.byref(arguments), torch.get_num_threads())
+    getattr(convolutions_library(), name)(ctypes.byref(arguments), torch.get_num_threads())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -2,36 +2,6 @@
 
 #include "kernels.h"
 
-#if defined(_OPENMP)
-#include <omp.h>
-#else
-static int omp_get_thread_num(void) { return 0; }
-static int omp_get_num_threads(void) { return 1; }
-#endif
-
-#define BLOCK 16 /* rows and columns that are turned over together */
-#define AHEAD 8 /* rows of B that are asked for before they are needed */
-#define ROWS 6 /* of the result, that stay in registers */
-#if defined(__clang__)
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (order){__VA_ARGS__})
-#endif
-
-/* A matrix of 4 x 4 turned over. */
-INLINE void transpose(const float* from, long from_row, float* to, long to_row) {
-    typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
-    typedef int order __attribute__((vector_size(16)));
-    four a = *(const four*)from, b = *(const four*)(from + from_row);
-    four c = *(const four*)(from + 2 * from_row), d = *(const four*)(from + 3 * from_row);
-    four ab = SHUFFLE(a, b, 0, 4, 1, 5), cd = SHUFFLE(c, d, 0, 4, 1, 5);
-    *(four*)to = SHUFFLE(ab, cd, 0, 1, 4, 5);
-    *(four*)(to + to_row) = SHUFFLE(ab, cd, 2, 3, 6, 7);
-    ab = SHUFFLE(a, b, 2, 6, 3, 7), cd = SHUFFLE(c, d, 2, 6, 3, 7);
-    *(four*)(to + 2 * to_row) = SHUFFLE(ab, cd, 0, 1, 4, 5);
-    *(four*)(to + 3 * to_row) = SHUFFLE(ab, cd, 2, 3, 6, 7);
-}
-
 /* B [k, n] by panels of PANEL columns, the last filled up with zeros; from panel `first` to before `last`. */
 static void pack_panels(const float* b, long row, long column, long k, long n, float* out, long first, long last) {
     for (long p = first; p < last; p++) {
@@ -265,23 +235,6 @@ int panel_columns(void) { return PANEL; }
    Pixels
    ------------------------------------------------------------------------------------------------------------------ */
 
-enum { MANY = 1024 };
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-#define PIXEL(a, b, c, d) ((unsigned int)(a) | (unsigned int)(b) << 8 | (unsigned int)(c) << 16 | (unsigned int)(d) << 24)
-#else
-#define PIXEL(a, b, c, d) ((unsigned int)(d) | (unsigned int)(c) << 8 | (unsigned int)(b) << 16 | (unsigned int)(a) << 24)
-#endif
-
-/* Part of an image of bytes, four planes that lie `size` apart, as floats, pixel by pixel. */
-INLINE void some_pixels(const unsigned char* from, long size, long length, float scale, float* to) {
-    unsigned char together[4 * MANY];
-    for (long l = 0; l < length; l++) {
-        unsigned int four = PIXEL(from[l], from[size + l], from[2 * size + l], from[3 * size + l]);
-        memcpy(together + 4 * l, &four, 4);
-    }
-    for (long l = 0; l < 4 * length; l++) to[l] = (float)together[l] * scale;
-}
-
 /* Images: [count, 4, size] to [count, size, 4]. */
 void pixels_to_floats(const unsigned char* x, long count, long size, float scale, float* out, int threads) {
 #pragma omp parallel for num_threads(threads) collapse(2) schedule(static)
@@ -290,5 +243,3 @@ void pixels_to_floats(const unsigned char* x, long count, long size, float scale
             some_pixels(x + i * 4 * size + start, size, size - start < MANY ? size - start : MANY, scale,
                         out + (i * size + start) * 4);
 }
-
-#include "convolutions.c"

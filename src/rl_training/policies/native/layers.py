@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -32,10 +32,11 @@ PIXELS_FOR_THREADS = 100_000
 """Pixels from which on threads share the work."""
 
 
-class _Ready:
-    """Whether kernels.c has been compiled, which is begun in the background when it is first asked for."""
+class Ready:
+    """Whether something has been compiled, which is begun in the background when it is first asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, compile_it: Callable[[], object]) -> None:
+        self._compile_it = compile_it
         self._thread: threading.Thread | None = None
         self._found = False
 
@@ -48,13 +49,13 @@ class _Ready:
     def _compile(self) -> None:
         try:
             if find_compiler() is not None:
-                library()
+                self._compile_it()
                 self._found = True
         except NotCompiledError:  # then it is torch that computes
             pass
 
 
-is_ready = _Ready()
+is_ready = Ready(library)
 """Whether there is a compiled kernels.c."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -202,13 +203,28 @@ CHUNKS = (128, 160, 192, 256, 320, 384, 512)
 """How many products libraries add up one after the other, if not all or half of them."""
 
 
-@functools.cache
+_compiling = threading.RLock()
+"""Nobody compiles what another thread compiles already."""
+
+
 def library() -> Any:
     """kernels.c, compiled."""
+    with _compiling:
+        return _library()
+
+
+def built(name: str) -> Any:
+    """A file of C of this folder, compiled; with threads, if the compiler has them."""
+    source = f'#include "{name}"'
     try:
-        found = build("kernels.c", '#include "kernels.c"', ("-fopenmp",))
-    except NotCompiledError:  # a compiler without threads
-        found = build("kernels.c", '#include "kernels.c"')
+        return build(name, source, ("-fopenmp",))
+    except NotCompiledError:
+        return build(name, source)
+
+
+@functools.cache
+def _library() -> Any:
+    found = built("kernels.c")
     found.pack.argtypes = [ctypes.c_void_p, *[ctypes.c_long] * 4, ctypes.c_void_p, *[ctypes.c_long] * 2]
     found.product.argtypes = [ctypes.POINTER(Arguments)]
     found.product_by_threads.argtypes = [ctypes.POINTER(Arguments), ctypes.c_void_p, ctypes.c_int]
