@@ -87,10 +87,10 @@ def test_impala_cnn_reads_strokes_in_places_that_are_new_to_it(name: str) -> Non
 class Broken(ImageEncoder):
     """Channels that come last are not brought to the front, so that pixels of all channels stand side by side."""
 
-    def pixels(self, obs: Observation) -> Tensor:
-        """See `ImageEncoder.pixels`."""
+    def images(self, obs: Observation) -> Tensor:
+        """See `ImageEncoder.images`."""
         assert isinstance(obs, Tensor)
-        return obs.reshape(obs.shape[0], self.layout.num_channels, *self.layout.size).float() * self.scale
+        return obs.reshape(obs.shape[0], self.layout.num_channels, *self.layout.size)
 
 
 class BrokenNature(Broken, NatureCNN):

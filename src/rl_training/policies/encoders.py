@@ -169,7 +169,7 @@ class ImageEncoder(Encoder):
         self.scale = 1.0 / max(brightest, 1.0)
 
     def images(self, obs: Observation) -> Tensor:
-        """Channels first [B, C, H, W], as they are stored."""
+        """Channels first [B, C, H, W], as they are stored; what all encoders of images begin with."""
         ordered = cast("Tensor", obs).permute(self.layout.order)
         return ordered.reshape(ordered.shape[0], self.layout.num_channels, *self.layout.size)
 
