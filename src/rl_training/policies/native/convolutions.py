@@ -87,8 +87,8 @@ class Convolutions(nn.Sequential):
             learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
             shapes = _shapes(input.shape, tuple((*layer.weight.shape[:3], layer.stride[0]) for layer in first))
             if is_known(shapes, learns, torch.get_num_threads()):
-                is_bytes = layers.in_planes(input) or _has_channels_last(input, torch.uint8)
-                is_bytes = is_bytes and scale is not None
+                can_be_read = layers.in_planes(input) or _has_channels_last(input, torch.uint8)
+                is_bytes = can_be_read and scale is not None
                 x = input if scale is None or is_bytes else layers.scaled(input, scale)
                 if is_bytes or (_has_channels_last(x, torch.float32) and not x.requires_grad):
                     x = _convolve_all(x, scale, shapes, tensors, learns)
