@@ -16,8 +16,6 @@ from tests.resume_harness import differences, only_run
 
 COMPILED_AFTER = 3
 """Calls of a recording before it is compiled: it takes over in the middle of a run."""
-LEFT_TO_TORCH = {"drqv2": "convolutions", "recurrent_ppo": "a recurrent network"}
-"""Algorithms whose updates are not recorded, with the reason."""
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler on this machine")
@@ -45,4 +43,4 @@ def test_every_algorithm_learns_the_same_when_it_is_compiled(
     runs = [only_run(tmp_path / name) for name in ("plain", "compiled")]
     assert set(refusals) <= {""}
     assert differences(*runs, ignoring=("/config", "/callbacks/StopAfterSeconds")) == []
-    assert bool(refusals) == (spec.name not in LEFT_TO_TORCH)
+    assert refusals, "nothing was compiled, not even a step of the optimizer"

@@ -913,7 +913,12 @@ IMPORTING = {
     "envs/factory.py": {"module"},  # of the two in _REGISTERED_BY
 }
 """Modules that import by name, and the names that they may import: none of them comes from a file."""
-LOADING = {"policies/native/compiler.py": {"ctypes.CDLL(str(target))"}}
+LOADING = {
+    "policies/native/compiler.py": {
+        "ctypes.CDLL(str(target))",
+        "ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)",  # fails if it is not loaded yet
+    }
+}
 """Modules that load libraries: what was compiled a moment ago, in a folder of its own, from the package's own text."""
 
 

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_training.experiment.build import build_experiment
 from rl_training.experiment.config import TrainConfig
+from rl_training.policies.native.libraries import blas, vector_functions
 from tests.policies.native_harness import HAS_COMPILER, compile_now
 
 PPO = {"num_steps": 16, "num_epochs": 2, "minibatch_size": 64}
@@ -22,11 +23,11 @@ REPLAY = {"buffer_size": 1000, "learning_starts": 32, "num_steps": 1, "updates_p
 
 # algorithm, environment, environments, settings, torch operators per iteration, Python calls per iteration
 BOUNDS = {
-    "ppo": ("CartPole-v1", 8, PPO, 270, 2000),
+    "ppo": ("CartPole-v1", 8, PPO, 225, 1950),
     "a2c": ("CartPole-v1", 8, {}, 125, 830),
-    "dqn": ("CartPole-v1", 1, {**REPLAY, "batch_size": 64}, 36, 235),
-    "sac": ("Pendulum-v1", 1, {**REPLAY, "batch_size": 64}, 115, 345),
-    "td3": ("Pendulum-v1", 1, {**REPLAY, "batch_size": 64, "policy_delay": 1}, 92, 305),
+    "dqn": ("CartPole-v1", 1, {**REPLAY, "batch_size": 64}, 22, 215),
+    "sac": ("Pendulum-v1", 1, {**REPLAY, "batch_size": 64}, 88, 240),
+    "td3": ("Pendulum-v1", 1, {**REPLAY, "batch_size": 64, "policy_delay": 1}, 75, 225),
 }
 
 
@@ -90,9 +91,11 @@ def test_calls_of_an_iteration(algo):
     assert calls <= max_calls, found
 
 
-# algorithm: operators that a compiled update still calls from Python, apart from products, which depend on the machine
-COMPILED = {"dqn": 4, "ppo": 16, "sac": 13, "td3": 4}
+# algorithm: operators that a compiled update still calls from Python, apart from those that depend on the machine
+COMPILED = {"dqn": 0, "ppo": 2, "sac": 0, "td3": 0}
 PRODUCTS = {"addmm", "baddbmm", "bmm", "mm"}
+OF_NUMPY = {"exp", "linalg_vector_norm", "log", "sum", "tanh"}
+OF_TORCH = {"softplus", "softplus_backward"}
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler on this machine")
@@ -104,5 +107,6 @@ def test_calls_of_a_compiled_update(algo):
         num_recorded = len(recording.kernels)
         compile_now(recording.takeover)
         program = recording.takeover.library._program
-    left = [name for name in program.foreign if name not in PRODUCTS]
+    missing = PRODUCTS | (set() if blas() else OF_NUMPY) | (set() if vector_functions() else OF_TORCH)
+    left = [name for name in program.foreign if name not in missing]
     assert len(left) <= COMPILED[algo], f"{algo}: {left} of {num_recorded}"

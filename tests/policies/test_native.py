@@ -165,6 +165,20 @@ def test_many_products_at_once(count, threads):
     compare(lambda x, b: {"one": torch.bmm(x.expand(count, -1, -1), b).sum(1)}, a[0], b)
 
 
+@pytest.mark.parametrize(("m", "k", "n"), [(256, 256, 17), (128, 64, 32), (64, 96, 6), (256, 64, 40), (100, 64, 17)])
+def test_few_columns_are_computed_as_rows(m, k, n, threads):
+    """As gradients of the weights of a first layer are asked for."""
+    program = compare(lambda gradient, x: {"y": gradient.t() @ x}, draw(k, m), draw(k, n, seed=1))
+    rows = [product.c.shape[1] for product in program._products]
+    assert rows in ([], [n if 6 <= n <= 32 and m % 64 == 0 else m])  # none: its order is not known on this machine
+
+
+@pytest.mark.parametrize("m", [6, 7, 8, 9, 10, 11, 12, 128, 130])
+def test_rows_that_are_left_over(m, threads):
+    program = compare(lambda a, b: {"y": a @ b}, draw(m, 256), draw(256, 256, seed=1))
+    assert program.foreign in ([], ["mm"])
+
+
 def test_large_products_are_not_left_to_torch(threads):
     """As long as the order of torch's sums is found out, which is so on the machines that this was made for."""
     if not products.find_chunk((1, 256, 256), (65536, 256, 1), (1, 256, 256), (65536, 256, 1), True, False):

@@ -9,6 +9,8 @@ from torch import nn
 
 from rl_training.policies.encoders import NatureCNN
 from rl_training.policies.native import compiler, convolutions, layers
+from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
+from rl_training.policies.recording import SEEN_BEFORE
 from tests.policies.native_harness import HAS_COMPILER
 from tests.policies.test_recording import draw
 
@@ -183,3 +185,25 @@ def test_a_network_of_images_learns_the_same(ready, monkeypatch):
     monkeypatch.setattr(layers, "is_ready", False)
     monkeypatch.setattr(convolutions, "is_ready", False)
     assert torch.equal(mine, learn())
+
+
+def test_its_optimizer_is_recorded_by_itself(ready):
+    space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (8, 4, 84, 84), dtype=np.uint8))
+
+    def learn(is_recorded):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            net = NatureCNN(space)
+        store = ParameterStore(net, OptimizerConfig())
+        if not is_recorded:
+            store._apply = store.optimizer_step
+        step = GradientStep(store, lambda x: {"loss": net(x).square().mean()}, module=net, max_grad_norm=0.01)
+        for turn in range(SEEN_BEFORE + 3):
+            step(torch.tensor(1e-3 / (1 + turn)), images)
+        assert step._recorded.num_recordings == 0
+        return store
+
+    mine, its = learn(True), learn(False)
+    assert mine._apply.num_recordings == 1
+    assert torch.equal(mine.flat, its.flat)

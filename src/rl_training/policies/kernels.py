@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -51,6 +52,8 @@ class Recording:
         needed = [call for step, call in enumerate(needed) if step not in straight]
         move = Mover(needed, outputs, straight.values())
         self.places = [place.detach() for place in places]
+        self._places = [place.data_ptr() for place in places]
+        self._sizes = [place.numel() * place.element_size() for place in places]
         self.outputs = map_tensors(move, outputs)
         written = (t for call in needed for t in call.written() if storage_of(t) not in move.offsets)
         state = [*map(move, written), *(call.args[0] for call in straight.values())]
@@ -71,8 +74,8 @@ class Recording:
     def replay(self, leaves: list[Tensor]) -> Any:
         """Run the kernels on new inputs; the outputs, copied."""
         with torch.no_grad(), np.errstate(all="ignore"):  # torch does not warn of infinities either
-            for place, leaf in zip(self.places, leaves, strict=True):
-                place.copy_(leaf)
+            for place, size, leaf in zip(self._places, self._sizes, leaves, strict=True):
+                ctypes.memmove(place, leaf.data_ptr(), size)  # alike and without gaps, and it costs half of `copy_`
             if self.takeover is None:
                 for kernel in self.kernels:
                     kernel()

@@ -98,7 +98,7 @@ class ParameterStore(Stateful):
                 self.grad.mul_(factor)
         return norm
 
-    def apply(self, learning_rate: float) -> None:
+    def apply(self, learning_rate: float | Tensor) -> None:
         """One optimizer step with the gradients that were written."""
         self._apply(learning_rate)
 
@@ -198,7 +198,7 @@ class GradientStep:
 
     def _whole_step(self, learning_rate: Tensor, *inputs: Any) -> dict[str, Tensor]:
         found = self._differentiate(*inputs)
-        self.store.optimizer_step(learning_rate)
+        self.store.apply(learning_rate)  # by itself where this is not recorded
         return found
 
     def _differentiate(self, *inputs: Any) -> dict[str, Tensor]:

@@ -156,7 +156,7 @@ def _flatten(value: Any, leaves: list[Tensor], kinds: list[Any]) -> Any:
                 value = value.contiguous()  # memory with gaps is not laid out in the same way again
             stride = value.stride()
         leaves.append(value)
-        kinds += (value.shape, value.dtype, stride)
+        kinds += (value.shape, value.dtype, stride, value.is_cpu)
         return value
     if isinstance(value, tuple):
         kinds.append(type(value))

@@ -1,4 +1,4 @@
-"""The C compiler of this machine, and what it makes."""
+"""The C compiler of this machine, what it makes, and libraries that others have loaded."""
 
 from __future__ import annotations
 
@@ -56,6 +56,14 @@ def build(name: str, source: str, flags: tuple[str, ...] = ()) -> Any:
             return ctypes.CDLL(str(target))
     except (OSError, NotCompiledError) as error:
         raise NotCompiledError(f"{name}: {error}") from error
+
+
+def loaded(path: Path) -> Any:
+    """A library (`ctypes.CDLL`) that this process has loaded already; None if it has not. Nothing is loaded here."""
+    try:
+        return ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except (AttributeError, OSError):  # there are systems on which one cannot ask
+        return None
 
 
 def _run(command: list[str]) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.policies.native.libraries import small_norm
 from rl_training.policies.native.memory import Access, Pointers, Statement, by_first, extent
 from rl_training.policies.native.products import NUM_COMPARED, library
 from rl_training.policies.numpy_kernels import SMALL_SUM
@@ -157,7 +158,12 @@ def norm(
     """`linalg_vector_norm` of all numbers."""
     x, *rest = args
     is_whole = rest in ([], [2]) and not kwargs and x.dtype == result.dtype == torch.float32 and x.is_contiguous()
-    if not is_whole or result.numel() != 1 or x.numel() <= SMALL_SUM or not is_norm_known():
+    if not is_whole or result.numel() != 1:
+        return None
+    if x.numel() <= SMALL_SUM:
+        small = small_norm(x, result, pointers, threads)
+        return None if small is None else [small]
+    if not is_norm_known():
         return None
     code = f"*{pointers.name(result)} = norm_of({pointers.name(x)}, {x.numel()});"
     accesses = [Access(by_first(x, threads), False), Access(by_first(result, threads), True)]

@@ -101,13 +101,21 @@ INLINE void tile(const product_type* x, const long* some, long i, const int rows
     for (int r = 0; r < rows; r++) finish(x, some ? some[i + r] : i + r, vectors, is_whole, j, total[r]);
 }
 
+/* Two rows of a whole panel: what is left when the others have been computed. */
+static __attribute__((noinline)) void two_rows(const product_type* x, const long* some, long i, const float* b, long b_row,
+                                               long j, const vec* bias) {
+    tile(x, some, i, 2, VECTORS, 1, b, b_row, j, bias);
+}
+
 INLINE void tiles(const product_type* x, const long* some, const int rows, const int vectors, const int is_whole,
                   const float* b, long b_row, long j) {
     vec bias[VECTORS];
     memset(bias, 0, sizeof(bias));
     if (x->bias) memcpy(bias, x->bias + j, (x->n - j < vectors * LANES ? x->n - j : vectors * LANES) * sizeof(float));
-    for (long i = 0; i < x->m; i += rows) /* the last rows together with some that were computed before */
+    const long left = x->m % rows, num_pairs = is_whole && rows == ROWS && left < ROWS - 1 ? (left + 1) / 2 : 0;
+    for (long i = 0; i < x->m - 2 * num_pairs; i += rows) /* the last rows together with some that were computed before */
         tile(x, some, i + rows <= x->m ? i : x->m - rows, rows, vectors, is_whole, b, b_row, j, bias);
+    for (long i = 0; i < num_pairs; i++) two_rows(x, some, x->m - 2 * (i + 1), b, b_row, j, bias);
 }
 
 INLINE void some_panels(const product_type* x, const long* some) {
@@ -229,7 +237,17 @@ void follow_by(float* target, const float* source, long low, long high, float sh
 
 float norm(const float* x, long n) { return norm_of(x, n); }
 
+void softplus_by(vector_function exp, vector_function log1p, const float* x, float* y, long n) {
+    softplus(exp, log1p, x, y, n);
+}
+
+void softplus_backward_by(vector_function exp, const float* gradient, const float* x, float* y, long n) {
+    softplus_backward(exp, gradient, x, y, n);
+}
+
 int panel_columns(void) { return PANEL; }
+
+int lanes(void) { return LANES; }
 
 /* ------------------------------------------------------------------------------------------------------------------
    Pixels

@@ -217,3 +217,48 @@ static float norm_of(const float* x, long n) {
 /* The larger and the smaller of two; NaN if either is. */
 INLINE float largest(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
 INLINE float least(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
+
+/* ------------------------------------------------------------------------------------------------------------------
+   Functions of other libraries
+   ------------------------------------------------------------------------------------------------------------------ */
+
+typedef float (*sdot_function)(long n, const float* x, long x_step, const float* y, long y_step);
+typedef void (*sgemv_function)(int order, int turned, long m, long n, float alpha, const float* a, long a_row,
+                               const float* x, long x_step, float beta, float* y, long y_step);
+typedef void (*sgemm_function)(int order, int a_turned, int b_turned, long m, long n, long k, float alpha, const float* a,
+                               long a_row, const float* b, long b_row, float beta, float* c, long c_row);
+typedef void (*loop_function)(char** places, const long* count, const long* steps, void* data);
+
+/* A function of each number, by a loop of numpy. */
+INLINE void apply(loop_function function, void* data, const float* x, float* y, long count) {
+    char* places[] = {(char*)x, (char*)y};
+    const long steps[] = {sizeof(float), sizeof(float)};
+    function(places, &count, steps, data);
+}
+
+#if LANES == 16
+typedef __m512 wide_vec;
+#elif LANES == 8
+typedef __m256 wide_vec;
+#else
+typedef float32x4_t wide_vec;
+#endif
+typedef wide_vec (*vector_function)(wide_vec);
+
+/* One where bits are set, else the other. */
+INLINE vec choose(bits which, vec yes, vec no) { return (vec)(((bits)yes & which) | ((bits)no & ~which)); }
+
+/* log(1 + exp(x)) of whole vectors, and what its gradient becomes, in torch's steps. */
+INLINE void softplus(vector_function exp, vector_function log1p, const float* x, float* y, long n) {
+    for (long i = 0; i < n; i += LANES) {
+        const vec v = *(const vec*)(x + i), soft = (vec)log1p(exp((wide_vec)v));
+        *(vec*)(y + i) = choose(v > 20.0f, v, soft);
+    }
+}
+
+INLINE void softplus_backward(vector_function exp, const float* gradient, const float* x, float* y, long n) {
+    for (long i = 0; i < n; i += LANES) {
+        const vec v = *(const vec*)(x + i), g = *(const vec*)(gradient + i), e = (vec)exp((wide_vec)v);
+        *(vec*)(y + i) = choose(v > 20.0f, g, g * e / (e + 1.0f));
+    }
+}

@@ -44,10 +44,14 @@ class Statement:
 
 
 class Pointers:
-    """The tensors of a program, and what C calls them. Addresses are given when it runs, not when it is compiled."""
+    """The tensors of a program and the functions of others, and what C calls them.
+
+    Addresses are given when it runs, not when it is compiled.
+    """
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
+        self.functions: list[int] = []
         self._known: dict[tuple[int, torch.dtype], int] = {}
 
     def name(self, tensor: Tensor) -> str:
@@ -57,6 +61,12 @@ class Pointers:
             self._known[key] = len(self.tensors)
             self.tensors.append(tensor)
         return f"(({C_TYPES[tensor.dtype]}*)p[{self._known[key]}])"
+
+    def function(self, address: int) -> str:
+        """What lies at an address outside of the program, as C."""
+        if address not in self.functions:
+            self.functions.append(address)
+        return f"others[{self.functions.index(address)}]"
 
 
 def extent(tensor: Tensor) -> tuple[int, int]:

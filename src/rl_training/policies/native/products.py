@@ -32,6 +32,15 @@ PACK_COLUMNS = 64
 """What the columns of a packed matrix are filled up to; kernels.c may need less."""
 
 
+MIN_ROWS = 6
+"""Rows from which on all of them are computed together; see ROWS in kernels.h."""
+
+
+def _is_plain(b: Tensor) -> bool:
+    """Whether B is read where it lies."""
+    return b.stride(2) == 1 and b.shape[2] % PACK_COLUMNS == 0
+
+
 @dataclass
 class Product:
     """C = A B of matrices [count, m, k] and [count, k, n], plus a bias.
@@ -42,25 +51,20 @@ class Product:
     a: Tensor
     b: Tensor
     c: Tensor
+    chunk: int
+    """How many products are added up at a time."""
     bias: Tensor | None = None
-    is_batch: bool = True
-    """Whether torch was asked for many products at once."""
     relu: bool = False
     mask: Tensor | None = None
     packed: Tensor | None = field(init=False)
     """Memory for B by panels of columns, where it does not lie in memory as kernels.c wants it."""
     some: tuple[Tensor, Tensor] | None = None
     """Memory for rows of A and their numbers, if others are likely to be zero: those are left out."""
-    chunk: int = field(init=False)
-    """How many products are added up at a time; 0 if that is not known."""
 
     def __post_init__(self) -> None:
         count, k, n = self.b.shape
-        is_plain = self.b.stride(2) == 1 and n % PACK_COLUMNS == 0
         columns = -(-n // PACK_COLUMNS) * PACK_COLUMNS
-        self.packed = None if is_plain else torch.empty(count, k * columns, dtype=torch.float32)
-        layouts = [(tuple(tensor.shape), tensor.stride()) for tensor in (self.a, self.b)]
-        self.chunk = find_chunk(*layouts[0], *layouts[1], self.bias is not None, self.is_batch)
+        self.packed = None if _is_plain(self.b) else torch.empty(count, k * columns, dtype=torch.float32)
 
     @classmethod
     def of(cls, a: Tensor, b: Tensor, c: Tensor, bias: Tensor | None = None) -> Product | None:
@@ -75,8 +79,18 @@ class Product:
             bias = bias.expand_as(c)
             if bias.dtype != torch.float32 or bias.stride(1) != 0 or bias.stride(2) != 1:
                 return None
-        found = cls(a, b, c, bias, is_batch)
-        return found if found.chunk else None
+        layouts = [(tuple(tensor.shape), tensor.stride()) for tensor in (a, b)]
+        chunk = find_chunk(*layouts[0], *layouts[1], bias is not None, is_batch)
+        return cls(a, b, c, chunk, bias) if chunk else None
+
+    def parts(self) -> list[Product | Element]:
+        """This product; with few columns, it may be quicker turned over, with few rows then."""
+        turned = self.b.mT, self.a.mT
+        (_, n, _), m = turned[0].shape, turned[1].shape[2]
+        if self.bias is not None or not MIN_ROWS <= n <= PACK_COLUMNS // 2 or m <= n or not _is_plain(turned[1]):
+            return [self]
+        c = torch.empty(self.c.mT.shape, dtype=torch.float32)
+        return [Product(*turned, c, self.chunk), Element("{0}", [c.mT], self.c)]
 
     def leave_out_zeros(self) -> None:
         """Rows of A are looked at before, because many of them are zero."""
@@ -232,6 +246,7 @@ def _library() -> Any:
     found.adam_step.argtypes = [*places, *numbers, *[ctypes.c_double] * 5]
     found.follow_by.argtypes = [*places[:2], *numbers, ctypes.c_float]
     found.norm.argtypes, found.norm.restype = [ctypes.c_void_p, ctypes.c_long], ctypes.c_float
+    found.softplus_by.argtypes = found.softplus_backward_by.argtypes = [*places, ctypes.c_long]
     vector = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long, *[ctypes.c_void_p] * 3, ctypes.c_int)
     found.product_of_vector.argtypes = vector
     images = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_float, ctypes.c_void_p, ctypes.c_int)

@@ -11,6 +11,7 @@ from torch import Tensor
 from rl_training.policies.calls import Call, map_tensors, storage_of, tensors_in
 from rl_training.policies.native.elements import Element, can_join, element, loop
 from rl_training.policies.native.flat import Flat, Owners, adam, lerp, norm
+from rl_training.policies.native.libraries import of_elements, small_product
 from rl_training.policies.native.memory import C_TYPES, Access, Pointers, Statement
 from rl_training.policies.native.products import Product
 from rl_training.policies.native.sums import gather, reduction, scatter_add
@@ -28,10 +29,12 @@ BEGINNING = """
 static product_function product;
 static product_of_some_function product_of_some;
 static pack_function pack;
-void set_products(void* p, void* q, void* r) {
-    product = (product_function)p;
-    product_of_some = (product_of_some_function)q;
-    pack = (pack_function)r;
+static void** others;
+void set_functions(void** own, void** given) {
+    product = (product_function)own[0];
+    product_of_some = (product_of_some_function)own[1];
+    pack = (pack_function)own[2];
+    others = given;
 }
 """
 
@@ -204,7 +207,9 @@ def translate(call: Call, move: Mover, pointers: Pointers, threads: int) -> list
     if name in ("mm", "bmm", "addmm", "baddbmm"):
         *bias, a, b = args
         product = None if kwargs else Product.of(a, b, result, *bias)
-        return None if product is None else [product]
+        if product is None:
+            return None if kwargs else small_product(args, result, pointers, threads)
+        return product.parts()
     if name in ("sum", "mean", "amin", "amax"):
         return None if kwargs.get("dtype") is not None else reduction(name, args, result, pointers, threads)
     if name == "lerp_":
@@ -216,6 +221,8 @@ def translate(call: Call, move: Mover, pointers: Pointers, threads: int) -> list
         return None if kwargs else {"gather": gather, "scatter_add": scatter_add}[name](args, result, pointers, threads)
     if name == "cat":
         return _joined(args[0], args[1] if len(args) > 1 else 0, result)
+    if name in ("exp", "log", "tanh", "softplus", "softplus_backward"):
+        return of_elements(name, args, kwargs, result, pointers, threads)
     found = element(name, args, kwargs, result)
     return None if found is None else [found]
 

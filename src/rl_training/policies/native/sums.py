@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_training.policies.native.elements import Element
+from rl_training.policies.native.libraries import small_sum_of_columns
 from rl_training.policies.native.memory import Access, Pointers, Statement, by_all, by_first, by_share, share
 from rl_training.policies.numpy_kernels import SMALL
 
@@ -30,8 +31,11 @@ def reduction(
     axes = sorted(d % x.dim() for d in args[1]) if len(args) > 1 and args[1] else list(range(x.dim()))
     axes = [d for d in axes if x.shape[d] > 1]
     kept = [d for d in range(x.dim()) if d not in axes and x.shape[d] > 1]
-    if not axes or not result.is_contiguous():
+    if not result.is_contiguous():
         return None
+    if not axes:
+        is_same = x.is_contiguous() and x.dtype == result.dtype
+        return [Element("{0}", [x.view(result.shape)], result)] if is_same else None
     is_first = name == "sum" and x.dim() == 2 and len(args) > 1 and tuple(args[1]) == (0,)
     rest = [d for d in range(x.dim()) if d not in (*kept, *axes)]
     x = x.permute(*rest, *kept, *axes)[(0,) * len(rest)]
@@ -50,7 +54,12 @@ def reduction(
     if name in ("amin", "amax") or any(tensor.dtype != torch.float32 for tensor in (x, y)):
         return None
     if is_small:
-        found = None if is_first else _sum_pairs(x, y, count, pointers, threads)
+        columns = args[0]
+        found = (
+            small_sum_of_columns(columns, y, pointers, threads)
+            if is_first
+            else _sum_pairs(x, y, count, pointers, threads)
+        )
     else:
         found = _sum_lanes(x, y, pointers, threads) or _sum_rows(x, y, pointers, threads) if len(axes) == 1 else None
     return None if found is None else [found, *after]

@@ -109,7 +109,10 @@ class Library:
         self._library = build("a recording", program.source(), flags)
         self._program = program  # it owns memory
         functions = library().product, library().product_of_some, library().pack
-        self._library.set_products(*(ctypes.cast(function, ctypes.c_void_p) for function in functions))
+        own = (ctypes.c_void_p * 3)(*(ctypes.cast(function, ctypes.c_void_p).value for function in functions))
+        given = program.pointers.functions
+        self._functions = (ctypes.c_void_p * len(given))(*given)  # the library keeps its address
+        self._library.set_functions(own, self._functions)
         tensors = program.pointers.tensors
         table = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
         self.kernels: list[Kernel] = [
