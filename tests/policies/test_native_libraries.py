@@ -20,7 +20,7 @@ SPECIAL = torch.tensor([0.0, -0.0, 1e-45, 100.0, -100.0, 20.0, 20.01, float("nan
 @pytest.fixture
 def nothing_found(monkeypatch):
     """No library has what is looked for."""
-    found = (numpy_loop, vector_functions, blas, libraries._is_known)
+    found = (numpy_loop, vector_functions, blas, libraries._is_known, libraries.is_dot_known)
     for function in found:
         function.cache_clear()
     monkeypatch.setattr(libraries, "loaded", lambda path: None)
@@ -86,6 +86,28 @@ class TestSmallProductsAndSums:
         program = random_product((m, k), (k, n), a_turned, b_turned)
         if blas():
             assert not {"mm", "addmm"} & set(program.foreign)
+
+    @pytest.mark.parametrize("shape", [(2, 64), (2, 33), (3, 100), (17, 33)])
+    def test_a_matrix_and_itself_are_left_to_numpy(self, shape):
+        """Numpy computes half of the result then, in another order."""
+        program = compare(lambda x: {"y": x @ x.t()}, draw(*shape), seeds=20)
+        assert program.foreign in ([], ["mm"])
+
+    def test_zeros_have_the_sign_that_numpy_gives_them(self):
+        column, row = SPECIAL[:, None], torch.tensor([[0.0, -0.0, -1.0, 2.0]])
+        compare(lambda a, b: {"one": 1 / (a @ b), "kept": 1 / a.sum(1)}, column, row, seeds=1)
+
+    def test_one_number_as_a_matrix(self):
+        """Numpy leaves out a product with zero, whatever it is multiplied with."""
+        compare(lambda a, b: {"left": a @ b, "right": b @ a.t()}, SPECIAL[:, None], torch.zeros(1, 1), seeds=1)
+
+    def test_numbers_of_other_types_by_default(self):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            compare(lambda x: {"y": x.sum(0)}, torch.zeros(256, 1, dtype=torch.float32))
+        finally:
+            torch.set_default_dtype(before)
 
     def test_a_single_number_is_left_to_numpy(self):
         assert {"mm", "addmm"} <= set(random_product((1, 64), (64, 1), False, False).foreign)

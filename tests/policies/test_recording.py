@@ -465,3 +465,13 @@ def test_copies_that_need_not_wait():
     recorded = Recorded(keep)
     for turn in range(SEEN_BEFORE + 3):
         assert recorded(torch.full((5,), float(turn))).tolist() == [2.0 * turn] * 5
+
+
+@pytest.mark.parametrize("other", [torch.empty(2, device="meta"), torch.ones(2, dtype=torch.complex64)])
+def test_inputs_of_another_kind_are_not_recorded(other):
+    """Also if nothing is computed from them."""
+    function = Recorded(lambda x, y: x + y.shape[0])
+    for _ in range(SEEN_BEFORE + 3):
+        assert torch.equal(function(torch.ones(3), other), torch.full((3,), 3.0))
+    assert function.num_recordings == 0
+    assert "inputs" in function.refusal

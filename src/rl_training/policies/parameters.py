@@ -100,7 +100,10 @@ class ParameterStore(Stateful):
 
     def apply(self, learning_rate: float | Tensor) -> None:
         """One optimizer step with the gradients that were written."""
-        self._apply(learning_rate)
+        if self.flat.is_cpu:
+            self._apply(learning_rate)
+        else:
+            self.optimizer_step(torch.as_tensor(learning_rate, dtype=torch.float64))
 
     def optimizer_step(self, learning_rate: Tensor) -> None:
         """One step with the gradients that were written; the rate as a tensor, so that a recording may change it."""

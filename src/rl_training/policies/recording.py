@@ -112,6 +112,9 @@ class Recorded(Generic[R]):
         return self._as_written(given) if self._seen[kind] <= SEEN_BEFORE else self._record(kind, leaves, given)
 
     def _record(self, kind: Any, leaves: list[Tensor], given: tuple[Any, ...]) -> R:
+        if not all(leaf.is_cpu and not leaf.is_complex() for leaf in leaves):
+            self.refusal = "its inputs are not all real numbers in the memory of the CPU"
+            return self._as_written(given)
         places = [torch.empty_like(leaf).copy_(leaf) for leaf in leaves]  # in the same order: kernels round by it
         queue = iter(places)
         with Recorder() as recorder, _part_of_another():

@@ -188,6 +188,8 @@ def _as_numpy_calls(a: Tensor, b: Tensor) -> tuple[str, Numbers] | None:
     layouts = [_layout(tensor) for tensor in (a, b)]
     if None in layouts or not blas() or min(m * n, k) < 2:
         return None
+    if a.data_ptr() == b.data_ptr():  # for a matrix and itself turned over, numpy calls something else
+        return None
     (a_first, a_step), (b_first, b_step) = layouts  # type: ignore[misc]
     if n == 1:
         order = ROWS_FIRST if a_first else COLUMNS_FIRST
@@ -216,10 +218,20 @@ def _is_known(
     call = _as_numpy_calls(a, b)
     if call is None:
         return False
-    c = torch.empty(a_shape[0], b_shape[1])
+    c = torch.empty(a_shape[0], b_shape[1], dtype=torch.float32)
     places = {"a": a.data_ptr(), "b": b.data_ptr(), "c": c.data_ptr()}
     blas()[call[0]](*(places.get(value, value) if isinstance(value, str) else value for value in call[1]))
     return np.array_equal(np.dot(a.numpy(), b.numpy()), c.numpy())
+
+
+@functools.cache
+def is_dot_known() -> bool:
+    """Whether products of random vectors are those of numpy."""
+    x, y = _draw(2, SMALL_SUM).numpy()
+    sizes = (1, 7, 16, 33, 256, 1000, 4095, SMALL_SUM)
+    return bool(blas()) and all(
+        blas()["sdot"](size, x.ctypes.data, 1, y.ctypes.data, 1) == np.dot(x[:size], y[:size]) for size in sizes
+    )
 
 
 def small_product(
@@ -232,8 +244,8 @@ def small_product(
     if a.numel() * b.shape[1] > SMALL_PRODUCT:
         return None
     after: list[Statement | Element] = [Element("{0} + {1}", [result, bias[0]], result)] if bias else []
-    if a.shape[1] == 1:  # nothing is added up
-        return [Element("{0} * {1}", [a, b], result), *after]
+    if a.shape[1] == 1 and min(a.shape[0], b.shape[1]) > 1:  # nothing is added up, but to a zero without a sign
+        return [Element("0.0f + {0} * {1}", [a, b], result), *after]
     call = _as_numpy_calls(a, b)
     if call is None or not _is_known(tuple(a.shape), a.stride(), tuple(b.shape), b.stride()):
         return None
@@ -247,8 +259,8 @@ def _call(name: str, numbers: Numbers, pointers: Pointers, **places: Tensor) -> 
 
 def small_sum_of_columns(x: Tensor, y: Tensor, pointers: Pointers, threads: int) -> Statement | None:
     """The sum of the rows of a small matrix, which for numpy is a product with ones."""
-    ones = torch.ones(1, len(x))
-    if x.shape[1] == 1 and x.is_contiguous() and blas():
+    ones = torch.ones(1, len(x), dtype=torch.float32)
+    if x.shape[1] == 1 and x.is_contiguous() and is_dot_known():
         code = f"*{pointers.name(y)} = {_call('sdot', (len(x), 'a', 1, 'b', 1), pointers, a=ones, b=x)}"
         return _alone(code, [ones, x], y, threads)
     call = _as_numpy_calls(ones, x)
@@ -259,7 +271,7 @@ def small_sum_of_columns(x: Tensor, y: Tensor, pointers: Pointers, threads: int)
 
 def small_norm(x: Tensor, y: Tensor, pointers: Pointers, threads: int) -> Statement | None:
     """The root of the sum of not too many squares."""
-    if not blas() or x.numel() > SMALL_SUM:
+    if not is_dot_known() or x.numel() > SMALL_SUM:
         return None
     numbers = (x.numel(), "x", 1, "x", 1)
     code = f"*{pointers.name(y)} = sqrtf({_call('sdot', numbers, pointers, x=x)[:-1]});"

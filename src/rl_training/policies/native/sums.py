@@ -34,8 +34,9 @@ def reduction(
     if not result.is_contiguous():
         return None
     if not axes:
-        is_same = x.is_contiguous() and x.dtype == result.dtype
-        return [Element("{0}", [x.view(result.shape)], result)] if is_same else None
+        is_same = x.is_contiguous() and x.dtype == result.dtype == torch.float32
+        text = "{0}" if name in ("amin", "amax") else "0.0f + {0}"  # minus zero is added up to zero
+        return [Element(text, [x.view(result.shape)], result)] if is_same else None
     is_first = name == "sum" and x.dim() == 2 and len(args) > 1 and tuple(args[1]) == (0,)
     rest = [d for d in range(x.dim()) if d not in (*kept, *axes)]
     x = x.permute(*rest, *kept, *axes)[(0,) * len(rest)]
