@@ -183,6 +183,43 @@ def test_rows_that_are_left_over(m, chunk):
     assert torch.equal(products._multiply(a[:, :m], b, None, chunk), whole[:, :m])
 
 
+KNOWN = (1, 128, 96), (128 * 96, 96, 1), (1, 96, 64), (96 * 64, 1, 96), False, False
+
+
+def test_a_matrix_is_packed_once_until_it_changes(threads):
+    if not products.find_chunk(*KNOWN):
+        pytest.skip("the order of torch's sums is not known on this machine")
+
+    def function(x, y, weight):
+        weight = weight + 0
+        found = {"one": x @ weight.t(), "other": y @ weight.t()}
+        weight.mul_(2)
+        return {**found, "changed": x @ weight.t()}
+
+    program = compare(function, draw(128, 96), draw(128, 96, seed=1), draw(64, 96, seed=2))
+    assert [product.is_packed for product in program._products] == [False, True, False]
+
+
+def test_an_activation_is_taken_along_past_what_is_apart(threads):
+    """A sum of something else, as the gradient of a bias is, may come between a product and its activation."""
+    if not products.find_chunk(*KNOWN):
+        pytest.skip("the order of torch's sums is not known on this machine")
+
+    def function(x, weight, other):
+        product = x @ weight.t()
+        return {"sum": other.sum(0), "relu": product.relu()}
+
+    program = compare(function, draw(128, 96), draw(64, 96, seed=1), draw(128, 192, seed=2))
+    assert [product.relu for product in program._products] == [True]
+
+    def not_apart(x, weight, other):
+        product = x @ weight.t()
+        return {"sum": product.sum(0), "relu": product.relu()}
+
+    program = compare(not_apart, draw(128, 96), draw(64, 96, seed=1), draw(128, 192, seed=2))
+    assert [product.relu for product in program._products] == [False]
+
+
 def test_large_products_are_not_left_to_torch(threads):
     """As long as the order of torch's sums is found out, which is so on the machines that this was made for."""
     if not products.find_chunk((1, 256, 256), (65536, 256, 1), (1, 256, 256), (65536, 256, 1), True, False):

@@ -151,6 +151,17 @@ static int is_finite(const product_type* x) {
     return found;
 }
 
+/* Whether all numbers are zero, of either sign. */
+static int are_zeros(const float* x, long n) {
+    bits found = {0};
+    long i = 0;
+    for (; i + LANES <= n; i += LANES) found |= *(const bits*)(x + i) << 1;
+    int any = 0;
+    for (int l = 0; l < LANES; l++) any |= found[l];
+    for (; i < n; i++) any |= x[i] != 0.0f;
+    return !any;
+}
+
 /* The same where many rows of A are zero: the others are copied to `memory` first, and their numbers to `some`. */
 void product_of_some(const product_type* x, float* memory, long* some) {
     product_type y = *x;
@@ -161,10 +172,7 @@ void product_of_some(const product_type* x, float* memory, long* some) {
     y.m = 0;
     for (long i = 0; i < x->m; i++) {
         const float* a = x->a + i * x->a_row;
-        int is_zero = 1;
-        for (long q = 0; is_zero && q < x->k; q += LANES)
-            for (long l = q; l < q + LANES && l < x->k; l++) is_zero &= a[l] == 0.0f;
-        if (is_zero) memset(x->c + i * x->c_row, 0, x->n * sizeof(float));
+        if (are_zeros(a, x->k)) memset(x->c + i * x->c_row, 0, x->n * sizeof(float));
         else {
             memcpy(memory + y.m * x->k, a, x->k * sizeof(float));
             some[y.m++] = i;

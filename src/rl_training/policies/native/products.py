@@ -20,6 +20,7 @@ from rl_training.policies.native.memory import (
     by_all,
     by_first,
     by_share,
+    extent,
     overlap,
     same_elements,
     share,
@@ -58,6 +59,8 @@ class Product:
     mask: Tensor | None = None
     packed: Tensor | None = field(init=False)
     """Memory for B by panels of columns, where it does not lie in memory as kernels.c wants it."""
+    is_packed: bool = False
+    """Whether another product has packed B already."""
     some: tuple[Tensor, Tensor] | None = None
     """Memory for rows of A and their numbers, if others are likely to be zero: those are left out."""
 
@@ -119,6 +122,16 @@ class Product:
         self.c, self.mask = result, mask.view(self.c.shape)
         return True
 
+    def is_apart_from(self, statement: Statement) -> bool:
+        """Whether it does not matter which of the two comes first."""
+        touched = [(extent(tensor), is_written) for tensor, is_written in self._touched()]
+        return not any(
+            (access.writes or is_written) and its[0] < mine[1] and mine[0] < its[1]
+            for access in statement.accesses
+            for its in access.ranges
+            for mine, is_written in touched
+        )
+
     def statements(self, pointers: Pointers, threads: int) -> list[Statement]:
         """The product, shared by threads as it fits best."""
         count, m, k = self.a.shape
@@ -139,7 +152,7 @@ class Product:
         """One matrix by all threads, by rows or by columns; packed together before."""
         m, n = self.c.shape[1:]
         found = []
-        if self.packed is not None:
+        if self.packed is not None and not self.is_packed:
             accesses = [Access(by_all(self.b[i], threads), False), Access(by_all(self.packed[i], threads), True)]
             found.append(Statement(self._pack(i, pointers, threads, "t"), accesses, True))
         is_by_rows = m >= n or n < PACK_COLUMNS * threads
@@ -161,11 +174,11 @@ class Product:
     def _touched(self) -> list[tuple[Tensor, bool]]:
         """What it reads and writes, by the number of the matrix."""
         read = [self.a, self.b, self.packed, self.bias, self.mask, *(self.some or ())]
-        written = (self.c, self.packed, *(self.some or ()))
+        written = (self.c, None if self.is_packed else self.packed, *(self.some or ()))
         return [(t, any(t is w for w in written)) for t in (*read, self.c) if t is not None]
 
     def _pack(self, i: int | str, pointers: Pointers, threads: int, thread: str) -> str:
-        if self.packed is None:
+        if self.packed is None or self.is_packed:
             return ""
         _, k, n = self.b.shape
         panels = f"(({n} + PANEL - 1) / PANEL)"

@@ -12,7 +12,7 @@ from rl_training.policies.calls import Call, map_tensors, storage_of, tensors_in
 from rl_training.policies.native.elements import Element, can_join, element, loop
 from rl_training.policies.native.flat import Flat, Owners, adam, lerp, norm
 from rl_training.policies.native.libraries import of_elements, small_product
-from rl_training.policies.native.memory import C_TYPES, Access, Pointers, Statement
+from rl_training.policies.native.memory import C_TYPES, Access, Pointers, Statement, extent
 from rl_training.policies.native.products import Product
 from rl_training.policies.native.sums import gather, reduction, scatter_add
 from rl_training.policies.numpy_kernels import Kernel
@@ -57,6 +57,8 @@ class Program:
         self._segments: list[list[Statement]] = []
         self._owners = Owners(num_threads)
         self._products: list[Product] = []  # they own memory
+        self._packed: dict[Any, Product] = {}
+        """Products by the matrices that they have packed and that nobody has changed since."""
         self._with_zeros: set[int] = set()
         self._is_open = False
         self._pending: list[tuple[int, int, Element]] = []
@@ -67,6 +69,7 @@ class Program:
             if parts is None:
                 self._finish()
                 self._is_open = False
+                self._packed = {}
                 self.steps.append(kernel)
                 self.foreign.append(call.name)
                 continue
@@ -101,6 +104,9 @@ class Program:
                 self._flush_product()
             self._pending.append((step, until, part))
             return
+        if isinstance(part, Statement) and self._held is not None and self._held[1].is_apart_from(part):
+            self._add(part)  # before the product, which may have its activation yet to come
+            return
         self._finish()
         if isinstance(part, Product):
             self._held = (until, part)
@@ -113,6 +119,12 @@ class Program:
         if self._held is not None:
             product, self._held = self._held[1], None
             self._products.append(product)
+            key = product.b.data_ptr(), product.b.shape, product.b.stride()
+            if product.packed is not None:
+                if key in self._packed:
+                    product.packed, product.is_packed = self._packed[key].packed, True
+                else:
+                    self._packed[key] = product
             for statement in product.statements(self.pointers, self.num_threads):
                 self._add(statement)
 
@@ -134,6 +146,12 @@ class Program:
             self._is_open = True
         self._segments[-1].append(statement)
         self._owners.note(statement)
+        written = [part for access in statement.accesses if access.writes for part in access.ranges]
+        self._packed = {
+            key: product
+            for key, product in self._packed.items()
+            if not any(low < end and begin < high for begin, end in [extent(product.b)] for low, high in written)
+        }
 
     def source(self) -> str:
         """The program's text."""
