@@ -75,7 +75,7 @@ class Recording:
         """Run the kernels on new inputs; the outputs, copied."""
         with torch.no_grad(), np.errstate(all="ignore"):  # torch does not warn of infinities either
             for place, size, leaf in zip(self._places, self._sizes, leaves, strict=True):
-                ctypes.memmove(place, leaf.data_ptr(), size)  # alike and without gaps, and it costs half of `copy_`
+                ctypes.memmove(place, leaf.data_ptr(), size)  # alike and without gaps; a quicker call than `copy_`
             if self.takeover is None:
                 for kernel in self.kernels:
                     kernel()

@@ -20,11 +20,8 @@ from torch import Tensor
 from rl_training.policies.native.compiler import loaded
 from rl_training.policies.native.elements import WIDE, Element
 from rl_training.policies.native.memory import Access, Pointers, Statement, by_first, by_share, share
-from rl_training.policies.native.products import library
+from rl_training.policies.native.products import NUM_COMPARED, library
 from rl_training.policies.numpy_kernels import SMALL, SMALL_PRODUCT, SMALL_SUM
-
-NUM_COMPARED = 4096
-"""Random numbers for which functions must agree."""
 
 
 def _draw(*shape: int) -> Tensor:
@@ -137,7 +134,7 @@ def _softplus(
     name: str, args: Sequence[Any], result: Tensor, pointers: Pointers, threads: int
 ) -> list[Statement] | None:
     """Only as torch computes whole vectors, two at a time."""
-    *tensors, result = [*(value for value in args if isinstance(value, Tensor)), result]
+    tensors = [value for value in args if isinstance(value, Tensor)]
     is_plain = [value for value in args if not isinstance(value, Tensor)] in ([], [1, 20])
     size = result.numel()
     found = vector_functions() if is_plain and size < MOST_OF_ONE_THREAD else None
@@ -220,7 +217,7 @@ def _is_known(
         return False
     c = torch.empty(a_shape[0], b_shape[1], dtype=torch.float32)
     places = {"a": a.data_ptr(), "b": b.data_ptr(), "c": c.data_ptr()}
-    blas()[call[0]](*(places.get(value, value) if isinstance(value, str) else value for value in call[1]))
+    blas()[call[0]](*(places.get(value, value) for value in call[1]))
     return np.array_equal(np.dot(a.numpy(), b.numpy()), c.numpy())
 
 
@@ -270,8 +267,8 @@ def small_sum_of_columns(x: Tensor, y: Tensor, pointers: Pointers, threads: int)
 
 
 def small_norm(x: Tensor, y: Tensor, pointers: Pointers, threads: int) -> Statement | None:
-    """The root of the sum of not too many squares."""
-    if not is_dot_known() or x.numel() > SMALL_SUM:
+    """The root of the sum of at most `SMALL_SUM` squares."""
+    if not is_dot_known():
         return None
     numbers = (x.numel(), "x", 1, "x", 1)
     code = f"*{pointers.name(y)} = sqrtf({_call('sdot', numbers, pointers, x=x)[:-1]});"
