@@ -1,7 +1,8 @@
 """What is done to all weights of a network at once: a step of Adam, a target that follows, the norm of gradients.
 
 Weights and what belongs to them lie in flat tensors. If threads shared these by halves, each would wait for numbers in
-the other's cache; so each goes on with those that it wrote itself, in the pass back before.
+the other's cache; so each goes on with those that it wrote itself, in the pass back before. What all of them read later
+is written past the caches, see `put` in kernels.h.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import ctypes
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rl_training.policies.native.libraries import small_norm
-from rl_training.policies.native.memory import Access, Pointers, Statement, by_first, extent
+from rl_training.policies.native.memory import Access, Pointers, Statement, by_one, extent
 from rl_training.policies.native.products import NUM_COMPARED, library
 from rl_training.policies.numpy_kernels import SMALL_SUM
 
@@ -26,6 +27,8 @@ BLOCK = 16
 """Numbers that have one owner."""
 MAX_SHARE = 0.65
 """Of the work, for one thread; else it is shared by halves."""
+NORM_PART = 2048
+"""Numbers from which on a thread adds up its own squares: threads do that one after the other."""
 
 Cuts = tuple[tuple[tuple[int, int], ...], ...]
 """For each thread the parts of a flat tensor, from which number to before which."""
@@ -104,19 +107,57 @@ class Flat:
     """An operation on flat tensors that each thread does on its parts of them."""
 
     code: str
-    """With a place for each tensor, and for each number that all threads read."""
+    """With a place for each tensor, for each number that all threads read, and for whether other threads read it."""
     written: list[Tensor]
     read: list[Tensor]
     numbers: list[Tensor]
 
-    def statement(self, pointers: Pointers, owners: Owners, threads: int) -> Statement:
+    def statements(self, pointers: Pointers, owners: Owners, threads: int) -> list[Statement]:
         """As C."""
         tensors = [*self.read, *self.written]
         cuts = owners.cuts(tensors)
-        code = self.code.format(*(pointers.name(tensor) for tensor in (*self.written, *self.read, *self.numbers)))
+        is_shared = threads > 1 and self.written[0].data_ptr() % (BLOCK * self.written[0].element_size()) == 0
+        names = (pointers.name(tensor) for tensor in (*self.written, *self.read, *self.numbers))
+        code = self.code.format(*names, is_shared=int(is_shared))
         statement = in_parts(code, cuts, [*((t, True) for t in self.written), *((t, False) for t in self.read)])
         statement.accesses += [Access((extent(number),) * threads, False) for number in self.numbers]
-        return statement
+        return [statement]
+
+
+@dataclass
+class Norm:
+    """The norm of a flat tensor. Sums are made in one order, so threads take turns; each adds what it wrote itself."""
+
+    x: Tensor
+    result: Tensor
+    sums: Tensor = field(default_factory=lambda: torch.empty(8, dtype=torch.float32))
+
+    def statements(self, pointers: Pointers, owners: Owners, threads: int) -> list[Statement]:
+        """As C."""
+        x, sums, result = (pointers.name(tensor) for tensor in (self.x, self.sums, self.result))
+        found = []
+        for low, high, thread in self._turns(owners.cuts([self.x])):
+            code = f"add_squares({x} + {low}, {high - low}, {sums});"
+            if low == 0:
+                code = f"memset({sums}, 0, 8 * sizeof(float)); {code}"
+            touched = [(self.x[low:high], False), (self.sums, True)]
+            if high == self.x.numel():
+                code += f" *{result} = norm_from({sums}, {x}, {high});"
+                touched.append((self.result, True))
+            accesses = [Access(by_one(tensor, thread, threads), is_written) for tensor, is_written in touched]
+            found.append(Statement(f"if (t == {thread}) {{ {code} }}", accesses, True))
+        return found
+
+    @staticmethod
+    def _turns(cuts: Cuts) -> list[tuple[int, int, int]]:
+        """From where to where which thread; small parts are left to the one before."""
+        found: list[tuple[int, int, int]] = []
+        for low, high, thread in sorted((*part, thread) for thread, parts in enumerate(cuts) for part in parts):
+            if found and (high - low < NORM_PART or found[-1][2] == thread):
+                found[-1] = (found[-1][0], high, found[-1][2])
+            else:
+                found.append((low, high, thread))
+        return found
 
 
 def adam(args: Sequence[Any], kwargs: dict[str, Any]) -> Flat | None:
@@ -134,7 +175,7 @@ def adam(args: Sequence[Any], kwargs: dict[str, Any]) -> Flat | None:
     if not is_whole or rate.dtype != torch.float64 or step.dtype != torch.float32:
         return None
     betas = ", ".join(float(kwargs[name]).hex() for name in ("beta1", "beta2", "eps"))
-    code = f"adam({{0}}, {{3}}, {{1}}, {{2}}, low, high, *{{4}}, *{{5}}, {betas});"
+    code = f"adam({{0}}, {{3}}, {{1}}, {{2}}, low, high, *{{4}}, *{{5}}, {betas}, {{is_shared}});"
     return Flat(code, [weights, average, square], [gradient], [rate, step])
 
 
@@ -149,25 +190,20 @@ def lerp(args: Sequence[Any], kwargs: dict[str, Any]) -> Flat | None:
         or not _is_flat(target, source)
     ):
         return None
-    return Flat(f"follow({{0}}, {{1}}, low, high, (float){share.hex()});", [target], [source], [])
+    return Flat(f"follow({{0}}, {{1}}, low, high, (float){share.hex()}, {{is_shared}});", [target], [source], [])
 
 
 def norm(
     args: Sequence[Any], kwargs: dict[str, Any], result: Tensor, pointers: Pointers, threads: int
-) -> list[Statement] | None:
+) -> Norm | Statement | None:
     """`linalg_vector_norm` of all numbers."""
     x, *rest = args
     is_whole = rest in ([], [2]) and not kwargs and x.dtype == result.dtype == torch.float32 and x.is_contiguous()
     if not is_whole or result.numel() != 1:
         return None
     if x.numel() <= SMALL_SUM:
-        small = small_norm(x, result, pointers, threads)
-        return None if small is None else [small]
-    if not is_norm_known():
-        return None
-    code = f"*{pointers.name(result)} = norm_of({pointers.name(x)}, {x.numel()});"
-    accesses = [Access(by_first(x, threads), False), Access(by_first(result, threads), True)]
-    return [Statement(code, accesses, False)]
+        return small_norm(x, result, pointers, threads)
+    return Norm(x.view(-1), result) if is_norm_known() else None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -190,7 +226,7 @@ def is_adam_known() -> bool:
     options = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
     library().adam_step(
         mine[0].data_ptr(), gradient.data_ptr(), mine[1].data_ptr(), mine[2].data_ptr(), 0, NUM_COMPARED,
-        *map(ctypes.c_double, (1e-3, 7.0, *options.values())),
+        *map(ctypes.c_double, (1e-3, 7.0, *options.values())), 0,
     )  # fmt: skip
     torch._fused_adam_(  # type: ignore[call-overload]
         [weights], [gradient], [average], [square], [], [step],
@@ -204,7 +240,7 @@ def is_lerp_known() -> bool:
     """Whether a target follows here as with torch."""
     target, source = _draw(2)
     mine = target.clone()
-    library().follow_by(mine.data_ptr(), source.data_ptr(), 0, NUM_COMPARED, ctypes.c_float(0.005))
+    library().follow_by(mine.data_ptr(), source.data_ptr(), 0, NUM_COMPARED, ctypes.c_float(0.005), 0)
     return torch.equal(mine, target.lerp_(source, 0.005))
 
 

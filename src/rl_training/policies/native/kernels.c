@@ -235,15 +235,19 @@ void product_of_vector(const float* a, long m, long k, const float* x, const flo
 }
 
 void adam_step(float* w, const float* g, float* m, float* v, long low, long high, double rate, double step, double beta1,
-               double beta2, double eps) {
-    adam(w, g, m, v, low, high, rate, step, beta1, beta2, eps);
+               double beta2, double eps, int is_shared) {
+    adam(w, g, m, v, low, high, rate, step, beta1, beta2, eps, is_shared);
 }
 
-void follow_by(float* target, const float* source, long low, long high, float share) {
-    follow(target, source, low, high, share);
+void follow_by(float* target, const float* source, long low, long high, float share, int is_shared) {
+    follow(target, source, low, high, share, is_shared);
 }
 
-float norm(const float* x, long n) { return norm_of(x, n); }
+float norm(const float* x, long n) {
+    float sums[8] = {0};
+    add_squares(x, n, sums);
+    return norm_from(sums, x, n);
+}
 
 void softplus_by(vector_function exp, vector_function log1p, const float* x, float* y, long n) {
     softplus(exp, log1p, x, y, n);

@@ -16,16 +16,25 @@
 #define LANES 16
 #define VECTORS 4
 #define FMA(a, b, c) ((vec)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
+#define ROOT(a) ((vec)_mm512_sqrt_ps((__m512)(a)))
+#define WRITE_PAST_CACHES(to, a) _mm512_stream_ps(to, (__m512)(a))
+#define FENCE() _mm_sfence()
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 #define LANES 8
 #define VECTORS 2
 #define FMA(a, b, c) ((vec)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
+#define ROOT(a) ((vec)_mm256_sqrt_ps((__m256)(a)))
+#define WRITE_PAST_CACHES(to, a) _mm256_stream_ps(to, (__m256)(a))
+#define FENCE() _mm_sfence()
 #elif defined(__ARM_NEON)
 #include <arm_neon.h>
 #define LANES 4
 #define VECTORS 4
 #define FMA(a, b, c) ((vec)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
+#define ROOT(a) ((vec)vsqrtq_f32((float32x4_t)(a)))
+#define WRITE_PAST_CACHES(to, a) (*(vec*)(to) = (a)) /* C has no word for it there */
+#define FENCE()
 #else
 #error "no vectors with fused products and sums"
 #endif
@@ -183,34 +192,56 @@ static float sum_pairs(const float* x, long n) {
    All weights of a network
    ------------------------------------------------------------------------------------------------------------------ */
 
-/* A step of Adam for weights from `low` to before `high`. */
+/* What `is_shared` is written past the caches, if it begins where a vector may. A line of memory that another core has read
+   must first be taken away from there, one after the other; where cores have no cache in common, that takes ten times as
+   long as to write it to memory and to read it again. */
+INLINE void put(float* to, vec value, int is_shared) {
+    if (is_shared) WRITE_PAST_CACHES(to, value);
+    else *(vec*)to = value;
+}
+
+/* A step of Adam for weights from `low` to before `high`, in whole vectors. */
 static void adam(float* restrict weights, const float* restrict gradient, float* restrict average,
                  float* restrict square, long low, long high, double rate, double step, double beta1, double beta2,
-                 double eps) {
+                 double eps, int is_shared) {
     const float size = -(rate / (1 - pow(beta1, step))), root = sqrt(1 - pow(beta2, step));
     const float a = 1 - beta1, b = 1 - beta2, kept = beta2, small = eps;
-    for (long i = low; i < high; i++) {
-        const float g = gradient[i], mean = fmaf(a, g - average[i], average[i]), power = fmaf(b * g, g, square[i] * kept);
-        average[i] = mean;
-        square[i] = power;
-        weights[i] = weights[i] + size * mean / (sqrtf(power) / root + small);
+    const vec share = (vec){0} + a;
+    for (long i = low; i < high; i += LANES) {
+        const vec g = *(const vec*)(gradient + i), before = *(const vec*)(average + i);
+        const vec mean = FMA(share, g - before, before), power = FMA(b * g, g, *(const vec*)(square + i) * kept);
+        *(vec*)(average + i) = mean;
+        *(vec*)(square + i) = power;
+        put(weights + i, *(const vec*)(weights + i) + size * mean / (ROOT(power) / root + small), is_shared);
     }
+    if (is_shared) FENCE();
 }
 
 /* A target that moves by a share towards what it follows. */
-static void follow(float* restrict target, const float* restrict source, long low, long high, float share) {
-    for (long i = low; i < high; i++) target[i] = fmaf(share, source[i] - target[i], target[i]);
+static void follow(float* restrict target, const float* restrict source, long low, long high, float share,
+                   int is_shared) {
+    long i = low;
+    for (; i + LANES <= high; i += LANES) {
+        const vec before = *(const vec*)(target + i);
+        put(target + i, FMA((vec){0} + share, *(const vec*)(source + i) - before, before), is_shared);
+    }
+    for (; i < high; i++) target[i] = fmaf(share, source[i] - target[i], target[i]);
+    if (is_shared) FENCE();
 }
 
-/* The square root of the sum of squares, in torch's order: eight at a time. */
-static float norm_of(const float* x, long n) {
+/* The squares of some numbers are added to eight sums, as torch does it: eight numbers at a time. */
+static void add_squares(const float* x, long n, float* sums) {
     typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
-    eight part = {0};
-    long i = 0;
-    for (; i + 8 <= n; i += 8) part += *(const eight*)(x + i) * *(const eight*)(x + i);
-    float total = part[0];
-    for (int l = 1; l < 8; l++) total += part[l];
-    for (; i < n; i++) total += x[i] * x[i];
+    eight part = *(eight*)sums;
+    for (long i = 0; i + 8 <= n; i += 8) part += *(const eight*)(x + i) * *(const eight*)(x + i);
+    *(eight*)sums = part;
+}
+
+/* The norm, if these are the sums of all eights of `n` numbers. */
+static float norm_from(const float* sums, const float* x, long n) {
+    float total = sums[0];
+    for (int l = 1; l < 8; l++) total += sums[l];
+    for (long i = n / 8 * 8; i < n; i++) total += x[i] * x[i];
     return sqrtf(total);
 }
 

@@ -92,7 +92,12 @@ def _steps(tensor: Tensor) -> list[tuple[int, int]]:
 
 def by_first(tensor: Tensor, threads: int) -> Ranges:
     """All of it by the first thread."""
-    return (extent(tensor), *[(0, 0)] * (threads - 1))
+    return by_one(tensor, 0, threads)
+
+
+def by_one(tensor: Tensor, thread: int, threads: int) -> Ranges:
+    """All of it by one thread."""
+    return tuple(extent(tensor) if t == thread else (0, 0) for t in range(threads))
 
 
 def by_all(tensor: Tensor, threads: int) -> Ranges:

@@ -256,8 +256,8 @@ def _library() -> Any:
     found.product.argtypes = [ctypes.POINTER(Arguments)]
     found.product_by_threads.argtypes = [ctypes.POINTER(Arguments), ctypes.c_void_p, ctypes.c_int]
     places, numbers = [ctypes.c_void_p] * 4, [ctypes.c_long] * 2
-    found.adam_step.argtypes = [*places, *numbers, *[ctypes.c_double] * 5]
-    found.follow_by.argtypes = [*places[:2], *numbers, ctypes.c_float]
+    found.adam_step.argtypes = [*places, *numbers, *[ctypes.c_double] * 5, ctypes.c_int]
+    found.follow_by.argtypes = [*places[:2], *numbers, ctypes.c_float, ctypes.c_int]
     found.norm.argtypes, found.norm.restype = [ctypes.c_void_p, ctypes.c_long], ctypes.c_float
     found.softplus_by.argtypes = found.softplus_backward_by.argtypes = [*places, ctypes.c_long]
     vector = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long, *[ctypes.c_void_p] * 3, ctypes.c_int)

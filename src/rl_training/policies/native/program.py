@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rl_training.policies.calls import Call, map_tensors, storage_of, tensors_in
 from rl_training.policies.native.elements import Element, can_join, element, loop
-from rl_training.policies.native.flat import Flat, Owners, adam, lerp, norm
+from rl_training.policies.native.flat import Flat, Norm, Owners, adam, lerp, norm
 from rl_training.policies.native.libraries import of_elements, small_product
 from rl_training.policies.native.memory import C_TYPES, Access, Pointers, Statement, extent
 from rl_training.policies.native.products import Product
@@ -20,7 +20,7 @@ from rl_training.policies.numpy_kernels import Kernel
 if TYPE_CHECKING:
     from rl_training.policies.kernels import Mover
 
-Part = Element | Product | Flat | Statement
+Part = Element | Product | Flat | Norm | Statement
 
 ZERO_STAYS_ZERO = frozenset({"bmm", "div", "mm", "mul", "neg", "threshold_backward"})
 """Operators that give rows of zeros for rows of zeros."""
@@ -110,8 +110,9 @@ class Program:
         self._finish()
         if isinstance(part, Product):
             self._held = (until, part)
-        elif isinstance(part, Flat):
-            self._add(part.statement(self.pointers, self._owners, self.num_threads))
+        elif isinstance(part, Flat | Norm):
+            for statement in part.statements(self.pointers, self._owners, self.num_threads):
+                self._add(statement)
         else:
             self._add(part)
 
@@ -234,7 +235,8 @@ def translate(call: Call, move: Mover, pointers: Pointers, threads: int) -> list
         moved = lerp(args, kwargs)
         return None if moved is None else [moved]
     if name == "linalg_vector_norm":
-        return norm(args, kwargs, result, pointers, threads)
+        total = norm(args, kwargs, result, pointers, threads)
+        return None if total is None else [total]
     if name in ("gather", "scatter_add"):
         return None if kwargs else {"gather": gather, "scatter_add": scatter_add}[name](args, result, pointers, threads)
     if name == "cat":
