@@ -117,19 +117,41 @@ def learn(config, num_steps=6):
     return recording, [store.flat.detach().clone(), *store.optimizer.state[store.flat].values(), *found]
 
 
-def test_adam_is_compiled_and_divided_by_network():
+def statements(num_threads=2):
+    """Those of a step of two networks, as C."""
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    torch.set_num_threads(num_threads)
     try:
         recording, _ = learn(OptimizerConfig(eps=1e-8))
     finally:
         torch.set_num_threads(before)
     program = recording.library._program
-    assert "_fused_adam_" not in program.foreign
-    texts = [statement.code for segment in program._segments for statement in segment]
-    (adam,) = [text for text in texts if "adam(" in text]
-    start, size = 2 * 8 * 128, 128 * 128  # of the second layer, the first network's weights before the other's
-    assert f"{{{{{start + size}, {start + 2 * size}}}" in adam  # the first of the second thread's parts
+    assert not {"_fused_adam_", "linalg_vector_norm"} & set(program.foreign)
+    return [statement.code for segment in program._segments for statement in segment]
+
+
+START, SIZE = 2 * 8 * 128, 128 * 128  # of the second layer, the first network's weights before the other's
+
+
+def test_adam_is_divided_by_network():
+    (adam,) = [text for text in statements() if "adam(" in text]
+    assert f"{{{{{START + SIZE}, {START + 2 * SIZE}}}" in adam  # the first of the second thread's parts
+
+
+@pytest.mark.parametrize(("num_threads", "is_shared"), [(1, 0), (2, 1)])
+def test_weights_that_threads_share_are_written_past_the_caches(num_threads, is_shared):
+    (adam,) = [text for text in statements(num_threads) if "adam(" in text]
+    assert f", {is_shared}); }}" in adam
+
+
+def test_norms_are_added_by_those_who_wrote_the_numbers():
+    """In one order all the same, so they take turns; what is small is left to the one before."""
+    turns = [text for text in statements() if "add_squares(" in text]
+    assert [text.split(")")[0] for text in turns] == ["if (t == 0", "if (t == 1"]
+    assert f"+ 0, {START + SIZE}," in turns[0]  # with both networks' first layers
+    assert f"+ {START + SIZE}, {SIZE + 2 * 128}," in turns[1]  # with both biases
+    assert ["memset" in text for text in turns] == [True, False]
+    assert ["norm_from" in text for text in turns] == [False, True]
 
 
 @pytest.mark.parametrize(
