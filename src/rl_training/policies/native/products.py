@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -37,6 +37,10 @@ MIN_ROWS = 6
 """Rows from which on all of them are computed together; see ROWS in kernels.h."""
 
 
+Split = Literal["by the first", "by matrices", "by rows", "by columns"]
+"""How threads share a product."""
+
+
 def _is_plain(b: Tensor) -> bool:
     """Whether B is read where it lies."""
     return b.stride(2) == 1 and b.shape[2] % PACK_COLUMNS == 0
@@ -57,17 +61,12 @@ class Product:
     bias: Tensor | None = None
     relu: bool = False
     mask: Tensor | None = None
-    packed: Tensor | None = field(init=False)
-    """Memory for B by panels of columns, where it does not lie in memory as kernels.c wants it."""
+    packed: Tensor | None = None
+    """Memory for B by panels of columns [count, copies, size], where B does not lie in memory as kernels.c wants it."""
     is_packed: bool = False
     """Whether another product has packed B already."""
     some: tuple[Tensor, Tensor] | None = None
     """Memory for rows of A and their numbers, if others are likely to be zero: those are left out."""
-
-    def __post_init__(self) -> None:
-        count, k, n = self.b.shape
-        columns = -(-n // PACK_COLUMNS) * PACK_COLUMNS
-        self.packed = None if _is_plain(self.b) else torch.empty(count, k * columns, dtype=torch.float32)
 
     @classmethod
     def of(cls, a: Tensor, b: Tensor, c: Tensor, bias: Tensor | None = None) -> Product | None:
@@ -132,30 +131,51 @@ class Product:
             for mine, is_written in touched
         )
 
-    def statements(self, pointers: Pointers, threads: int) -> list[Statement]:
-        """The product, shared by threads as it fits best."""
+    def split(self, threads: int) -> Split:
+        """How threads share it, as it fits best."""
         count, m, k = self.a.shape
         n = self.b.shape[2]
         if threads == 1 or count * m * n * k < WIDE_PRODUCT:
+            return "by the first"
+        if count % threads == 0:
+            return "by matrices"
+        return "by rows" if m >= n or n < PACK_COLUMNS * threads else "by columns"
+
+    def reserve(self, threads: int) -> None:
+        """Give it memory for B, if it needs that.
+
+        If threads share the rows, all of them read all of B; each then packs its own copy. One that they made together
+        would always be in the other's cache: to write it and to read it takes longer than to make it twice.
+        """
+        if not _is_plain(self.b):
+            count, k, n = self.b.shape
+            columns = -(-n // PACK_COLUMNS) * PACK_COLUMNS
+            copies = threads if self.split(threads) == "by rows" else 1
+            self.packed = torch.empty(count, copies, k * columns, dtype=torch.float32)
+
+    def statements(self, pointers: Pointers, threads: int) -> list[Statement]:
+        """The product as C."""
+        count, split = self.a.shape[0], self.split(threads)
+        if split == "by the first":
             code = "".join(self._pack(i, pointers, 1, "0") + self._call(i, pointers) for i in range(count))
             accesses = [Access(by_first(tensor, threads), is_written) for tensor, is_written in self._touched()]
             return [Statement(code, accesses, False)]
-        if count % threads == 0:
+        if split == "by matrices":
             low, high = share(count, threads)
             each = self._pack("i", pointers, 1, "0") + self._call("i", pointers)
             code = f"for (long i = {low}; i < {high}; i++) {{ {each} }}"
             accesses = [Access(by_share(tensor, threads), is_written) for tensor, is_written in self._touched()]
             return [Statement(code, accesses, True)]
-        return [part for i in range(count) for part in self._shared(i, pointers, threads)]
+        return [part for i in range(count) for part in self._shared(i, pointers, threads, split == "by rows")]
 
-    def _shared(self, i: int, pointers: Pointers, threads: int) -> list[Statement]:
-        """One matrix by all threads, by rows or by columns; packed together before."""
+    def _shared(self, i: int, pointers: Pointers, threads: int, is_by_rows: bool) -> list[Statement]:
+        """One matrix by all threads, by rows or by columns; packed before."""
         m, n = self.c.shape[1:]
         found = []
-        if self.packed is not None and not self.is_packed:
-            accesses = [Access(by_all(self.b[i], threads), False), Access(by_all(self.packed[i], threads), True)]
-            found.append(Statement(self._pack(i, pointers, threads, "t"), accesses, True))
-        is_by_rows = m >= n or n < PACK_COLUMNS * threads
+        ranges = None if self.packed is None else (by_share if is_by_rows else by_all)(self.packed[i], threads)
+        if ranges is not None and not self.is_packed:
+            code = self._pack(i, pointers, 1, "0") if is_by_rows else self._pack(i, pointers, threads, "t")
+            found.append(Statement(code, [Access(by_all(self.b[i], threads), False), Access(ranges, True)], True))
         if is_by_rows:
             code = f"{{ const long low = {share(m, threads)[0]}, high = {share(m, threads)[1]}; "
             code += self._call(i, pointers, rows=True) + " }"
@@ -163,8 +183,10 @@ class Product:
             panels = f"(({n} + PANEL - 1) / PANEL)"
             code = f"{{ const long low = PANEL * ({panels}*t/{threads}), end = PANEL * ({panels}*(t+1)/{threads}), "
             code += f"high = end < {n} ? end : {n}; " + self._call(i, pointers, columns=True) + " }"
-        accesses = []
+        accesses = [] if ranges is None else [Access(ranges, False)]
         for tensor, is_written in self._touched():
+            if tensor is self.packed:
+                continue
             part = tensor[i]
             is_cut = is_by_rows and part.dim() == 2 and part.shape[0] == m and tensor is not self.b
             is_cut = is_cut and (tensor is not self.a or part.stride(1) == 1)
@@ -182,7 +204,7 @@ class Product:
             return ""
         _, k, n = self.b.shape
         panels = f"(({n} + PANEL - 1) / PANEL)"
-        begin, out = self._at(self.b, i, pointers), self._at(self.packed, i, pointers)
+        begin, out = self._at(self.b, i, pointers), self._own_copy(i, pointers)
         first, last = f"{panels}*{thread}/{threads}", f"{panels}*({thread}+1)/{threads}"
         return f"pack({begin}, {self.b.stride(1)}, {self.b.stride(2)}, {k}, {n}, {out}, {first}, {last});\n"
 
@@ -200,7 +222,7 @@ class Product:
             "b": f"{self._at(b, i, pointers)} + {column} * {b.stride(2)}L",
             "b_row": b.stride(1),
             "b_column": b.stride(2),
-            "packed": 0 if packed is None else f"{self._at(packed, i, pointers)} + {column} * {a.shape[2]}L",
+            "packed": 0 if packed is None else f"{self._own_copy(i, pointers)} + {column} * {a.shape[2]}L",
             "c": f"{self._at(c, i, pointers)} + {row} * {c.stride(1)}L + {column}",
             "c_row": c.stride(1),
             "bias": 0 if bias is None else f"{self._at(bias, i, pointers)} + {column}",
@@ -214,6 +236,12 @@ class Product:
             return f"product(&(product_type){{{values}}});"
         memory, some = (f"{self._at(x, i, pointers)} + {row} * {x.stride(1)}L" for x in self.some)
         return f"product_of_some(&(product_type){{{values}}}, {memory}, (long*)({some}));"
+
+    def _own_copy(self, i: int | str, pointers: Pointers) -> str:
+        """Where a thread has B packed."""
+        assert self.packed is not None
+        _, copies, size = self.packed.shape
+        return self._at(self.packed, i, pointers) + (f" + t * {size}L" if copies > 1 else "")
 
     @staticmethod
     def _at(tensor: Tensor, i: int | str, pointers: Pointers) -> str:

@@ -120,8 +120,10 @@ class Program:
         if self._held is not None:
             product, self._held = self._held[1], None
             self._products.append(product)
-            key = product.b.data_ptr(), product.b.shape, product.b.stride()
+            product.reserve(self.num_threads)
             if product.packed is not None:
+                b = product.b
+                key = b.data_ptr(), b.shape, b.stride(), product.split(self.num_threads)
                 if key in self._packed:
                     product.packed, product.is_packed = self._packed[key].packed, True
                 else:
