@@ -198,6 +198,21 @@ def test_a_matrix_is_packed_once_until_it_changes(threads):
 
     program = compare(function, draw(128, 96), draw(128, 96, seed=1), draw(64, 96, seed=2))
     assert [product.is_packed for product in program._products] == [False, True, False]
+    copies = [product.packed.shape[1] for product in program._products]
+    assert copies == [threads] * 3  # rows are shared, and each thread reads all of the matrix
+
+
+def test_by_what_threads_share_a_product():
+    def split(count, m, n, k, threads=2):
+        a, b = torch.empty(count, m, k), torch.empty(count, k, n)
+        return products.Product(a, b, torch.empty(count, m, n), k).split(threads)
+
+    assert split(1, 256, 256, 256) == "by rows"
+    assert split(1, 32, 512, 256) == "by columns"
+    assert split(1, 64, 96, 256) == "by rows"  # too few columns for two panels
+    assert split(2, 32, 512, 256) == "by matrices"
+    assert split(3, 256, 256, 256) == "by rows"
+    assert split(1, 32, 64, 64) == split(1, 256, 256, 256, threads=1) == "by the first"
 
 
 def test_an_activation_is_taken_along_past_what_is_apart(threads):
