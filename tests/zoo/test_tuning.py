@@ -15,6 +15,7 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.exceptions import StorageInternalError
 from sqlalchemy.exc import OperationalError
 
 from rl_training import train
@@ -433,7 +434,7 @@ def test_a_study_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) -
 def is_in_a_trial(process: subprocess.Popen[str], database: Path) -> bool:
     """Whether a process that is held up is within a trial; if it is not, it goes on."""
     process.send_signal(signal.SIGSTOP)
-    with contextlib.suppress(OperationalError):  # held up while it writes
+    with contextlib.suppress(OperationalError, StorageInternalError):  # held up while it writes
         last = trials_in(database)[-1]
         if last.state.name == "RUNNING" and "seeds" in last.user_attrs:
             return True
