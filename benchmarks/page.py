@@ -348,7 +348,8 @@ def total_part(tasks: Mapping[str, Any]) -> list[str]:
         cells = [total_text(task, entry["sides"][side]) if side in entry["sides"] else "–" for side in ("ours", *PEERS)]
         rows.append([task["title"], f"{task['total']:,}", *cells])
     note = "*Extrapolated*: start-up and warm-up as measured, and the steps after them at the speed of the same run.\n"
-    return [TOTAL, table(["Task", "Steps", *(SHORT[side] for side in ("ours", *PEERS))], rows) + "\n", note]
+    found = [TOTAL, table(["Task", "Steps", *(SHORT[side] for side in ("ours", *PEERS))], rows) + "\n"]
+    return [*found, note] if any("extrapolated" in cell for row in rows for cell in row) else found
 
 
 def total_text(task: Mapping[str, Any], side: Mapping[str, Any]) -> str:
