@@ -193,8 +193,8 @@ static float sum_pairs(const float* x, long n) {
    ------------------------------------------------------------------------------------------------------------------ */
 
 /* What `is_shared` is written past the caches, if it begins where a vector may. A line of memory that another core has read
-   must first be taken away from there, one after the other; where cores have no cache in common, that takes ten times as
-   long as to write it to memory and to read it again. */
+   must first be taken away from there, one after the other; where cores have no cache in common, that takes several times
+   as long as to write it to memory and to read it again. */
 INLINE void put(float* to, vec value, int is_shared) {
     if (is_shared) WRITE_PAST_CACHES(to, value);
     else *(vec*)to = value;
