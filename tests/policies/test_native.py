@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from rl_training.policies.kernels import Recording
-from rl_training.policies.native import compiler, products, takeover
+from rl_training.policies.native import compiler, few, products, takeover
 from rl_training.policies.native.memory import Access, by_all, by_first, by_share
 from rl_training.policies.native.program import Program
 from rl_training.policies.numpy_kernels import SmallArithmetic
@@ -156,6 +156,48 @@ def matrix(rows, columns, is_turned, seed):
 def test_products_have_the_same_bits(m, n, k, turned, threads):
     a, b, bias = matrix(m, k, turned[0], 1), matrix(k, n, turned[1], 2), draw(n, seed=3)
     compare(lambda a, b, bias: {"mm": a @ b, "addmm": torch.addmm(bias, a, b).relu()}, a, b, bias)
+
+
+@pytest.mark.parametrize("k", [64, 256, 300, 401])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7])
+def test_a_last_layer_with_few_outputs_has_the_same_bits(n, k, threads):
+    """Forward and back, as for actions of few dimensions."""
+
+    def function(x, weight, bias, gradient):
+        return {
+            "forward": torch.addmm(bias, x, weight.t()),
+            "without a bias": x @ weight.t(),
+            "to the inputs": gradient @ weight,
+            "to the weights": gradient.t() @ x,
+        }
+
+    program = compare(function, draw(256, k), draw(n, k, seed=1), draw(n, seed=2), draw(256, n, seed=3))
+    of_gradient = (1, 6, 256), (1536, 1, 6), (1, 256, 256), (65536, 256, 1)
+    is_known = few._is_known(256, 6, 256, True, threads) and products.find_chunks(*of_gradient, False, False)
+    if is_known and k != 401:  # else it is not known on this machine, or in no vectors
+        assert program.foreign == []
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 7, 256])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7])
+def test_products_with_few_columns(m, n):
+    a, weight, bias = draw(m, 43), draw(n, 43, seed=1), draw(n, seed=2)
+    assert torch.allclose(few._multiply(a, weight, bias), torch.addmm(bias, a, weight.t()), atol=1e-5)
+    assert torch.allclose(few._multiply(a, weight, None), a @ weight.t(), atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 40])
+@pytest.mark.parametrize("n", [64, 128, 100])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5])
+def test_products_with_few_rows(m, n, chunk):
+    a, b = draw(1, m, 40), draw(1, 40, n, seed=1)
+    found = products._multiply(a, b, None, chunk)
+    assert torch.allclose(found, a @ b, atol=1e-5)
+    if chunk == 1:  # rounded, and then added up
+        one_by_one = torch.zeros(1, m, n)
+        for i in range(40):
+            one_by_one += a[:, :, i : i + 1] * b[:, i : i + 1]
+        assert torch.equal(found, one_by_one)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

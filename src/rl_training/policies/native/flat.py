@@ -226,7 +226,7 @@ def is_adam_known() -> bool:
     options = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
     library().adam_step(
         mine[0].data_ptr(), gradient.data_ptr(), mine[1].data_ptr(), mine[2].data_ptr(), 0, NUM_COMPARED,
-        *map(ctypes.c_double, (1e-3, 7.0, *options.values())), 0,
+        *map(ctypes.c_double, (1e-3, 7.0, *options.values())),
     )  # fmt: skip
     torch._fused_adam_(  # type: ignore[call-overload]
         [weights], [gradient], [average], [square], [], [step],
@@ -240,7 +240,7 @@ def is_lerp_known() -> bool:
     """Whether a target follows here as with torch."""
     target, source = _draw(2)
     mine = target.clone()
-    library().follow_by(mine.data_ptr(), source.data_ptr(), 0, NUM_COMPARED, ctypes.c_float(0.005), 0)
+    library().follow_by(mine.data_ptr(), source.data_ptr(), 0, NUM_COMPARED, ctypes.c_float(0.005))
     return torch.equal(mine, target.lerp_(source, 0.005))
 
 

@@ -123,7 +123,8 @@ INLINE void some_panels(const product_type* x, const long* some) {
         const float* b = x->packed ? x->packed + j * x->k : x->b + j;
         long width = x->n - j < PANEL ? x->n - j : PANEL;
         long b_row = x->packed ? PANEL_STEP(width) : x->b_row;
-        if (x->m < ROWS)
+        if (x->m < ROWS && x->m > 1 && width == PANEL) tiles(x, some, 2, VECTORS, 1, b, b_row, j);
+        else if (x->m < ROWS)
             for (long l = 0; l < width; l += LANES) tiles(x, some, 1, 1, 0, b + l, b_row, j + l);
         else if (width == PANEL) tiles(x, some, ROWS, VECTORS, 1, b, b_row, j);
         else if (width > PANEL / 2) tiles(x, some, ROWS, VECTORS, 0, b, b_row, j);
@@ -215,6 +216,53 @@ void product_by_threads(const product_type* x, float* memory, int threads) {
     }
 }
 
+/* Numbers from row `i` and column `j` on of a product whose matrices both lie along the sums: each is made of as many sums
+   as a vector has, of which one half is then added to the other until there is but one, and of what is left over. */
+typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
+typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
+#define DOTS(name, vector)                                                                                           \
+    INLINE void name(const product_type* x, long i, long j, const int rows, const int columns) {                     \
+        enum { SUMS = sizeof(vector) / sizeof(float) };                                                              \
+        const float *a = x->a + i * x->a_row, *b = x->b + j * x->b_column;                                           \
+        const long whole = x->k / SUMS * SUMS, row = x->a_row, column = x->b_column;                                 \
+        vector sum[4][4];                                                                                            \
+        for (int r = 0; r < rows; r++)                                                                               \
+            for (int c = 0; c < columns; c++) sum[r][c] = (vector){0};                                               \
+        for (long q = 0; q < whole; q += SUMS)                                                                       \
+            for (int r = 0; r < rows; r++)                                                                           \
+                for (int c = 0; c < columns; c++)                                                                    \
+                    sum[r][c] += *(const vector*)(a + r * row + q) * *(const vector*)(b + c * column + q);           \
+        for (int r = 0; r < rows; r++)                                                                               \
+            for (int c = 0; c < columns; c++) {                                                                      \
+                float part[SUMS];                                                                                    \
+                *(vector*)part = sum[r][c];                                                                          \
+                for (int half = SUMS / 2; half > 0; half /= 2)                                                       \
+                    for (int l = 0; l < half; l++) part[l] += part[l + half];                                        \
+                for (long q = whole; q < x->k; q++) part[0] += a[r * row + q] * b[c * column + q];                   \
+                x->c[(i + r) * x->c_row + j + c] = (x->bias ? x->bias[j + c] : 0.0f) + part[0];                      \
+            }                                                                                                        \
+    }
+DOTS(dots_by_fours, four)
+DOTS(dots_by_eights, eight)
+
+/* The product where there are few columns: four of them at a time have four sums for each number, those that are left
+   eight. */
+void product_of_few(const product_type* x) {
+    for (long i = 0; i < x->m;) {
+        const int many = i + 4 <= x->m;
+        long j = 0;
+        for (; j + 4 <= x->n; j += 4) {
+            if (many) dots_by_fours(x, i, j, 4, 4);
+            else dots_by_fours(x, i, j, 1, 4);
+        }
+        for (; j < x->n; j++) {
+            if (many) dots_by_eights(x, i, j, 4, 1);
+            else dots_by_eights(x, i, j, 1, 1);
+        }
+        i += many ? 4 : 1;
+    }
+}
+
 /* A x + bias of one vector x [k], a multiple of four long and at an address of 16 bytes: the first four products one after
    the other, the others in four sums, of which the first goes on from there. */
 void product_of_vector(const float* a, long m, long k, const float* x, const float* bias, float* y, int threads) {
@@ -235,12 +283,12 @@ void product_of_vector(const float* a, long m, long k, const float* x, const flo
 }
 
 void adam_step(float* w, const float* g, float* m, float* v, long low, long high, double rate, double step, double beta1,
-               double beta2, double eps, int is_shared) {
-    adam(w, g, m, v, low, high, rate, step, beta1, beta2, eps, is_shared);
+               double beta2, double eps) {
+    adam(w, g, m, v, low, high, rate, step, beta1, beta2, eps, 0);
 }
 
-void follow_by(float* target, const float* source, long low, long high, float share, int is_shared) {
-    follow(target, source, low, high, share, is_shared);
+void follow_by(float* target, const float* source, long low, long high, float share) {
+    follow(target, source, low, high, share, 0);
 }
 
 float norm(const float* x, long n) {

@@ -69,21 +69,26 @@ class Product:
     """Memory for rows of A and their numbers, if others are likely to be zero: those are left out."""
 
     @classmethod
-    def of(cls, a: Tensor, b: Tensor, c: Tensor, bias: Tensor | None = None) -> Product | None:
-        """The product of two matrices or of equally many; None if it cannot be computed to the bit."""
+    def of(cls, a: Tensor, b: Tensor, c: Tensor, bias: Tensor | None = None) -> list[Product]:
+        """The product of two matrices or of equally many; by rows, if they are added up in different ways.
+
+        Nothing if it cannot be computed to the bit.
+        """
         is_batch = a.dim() == 3
         if any(tensor.dtype != torch.float32 for tensor in (a, b, c)) or min(a.shape[-2:] + b.shape[-1:]) < 2:
-            return None
+            return []
         a, b, c = (tensor[None] if tensor.dim() == 2 else tensor for tensor in (a, b, c))
         if any(1 not in tensor.stride()[1:] for tensor in (a, b)) or c.stride(2) != 1:
-            return None
+            return []
         if bias is not None:
             bias = bias.expand_as(c)
             if bias.dtype != torch.float32 or bias.stride(1) != 0 or bias.stride(2) != 1:
-                return None
+                return []
         layouts = [(tuple(tensor.shape), tensor.stride()) for tensor in (a, b)]
-        chunk = find_chunk(*layouts[0], *layouts[1], bias is not None, is_batch)
-        return cls(a, b, c, chunk, bias) if chunk else None
+        chunks = find_chunks(*layouts[0], *layouts[1], bias is not None, is_batch)
+        return [
+            cls(a[:, rows], b, c[:, rows], chunk, None if bias is None else bias[:, rows]) for rows, chunk in chunks
+        ]
 
     def parts(self) -> list[Product | Element]:
         """This product; with few columns, it may be quicker turned over, with few rows then."""
@@ -256,6 +261,10 @@ NUM_COMPARED = 4096
 """Sums that must agree: of a few, some agree by chance."""
 CHUNKS = (128, 160, 192, 256, 320, 384, 512)
 """How many products libraries add up one after the other, if not all or half of them."""
+FOUR, FEW_ROWS = 4, 8
+"""Of fewer rows than these, libraries take four together, and those that are left in another way.
+
+Their products are rounded before they are added up: chunks of a single product."""
 
 
 _compiling = threading.RLock()
@@ -281,11 +290,11 @@ def built(name: str) -> Any:
 def _library() -> Any:
     found = built("kernels.c")
     found.pack.argtypes = [ctypes.c_void_p, *[ctypes.c_long] * 4, ctypes.c_void_p, *[ctypes.c_long] * 2]
-    found.product.argtypes = [ctypes.POINTER(Arguments)]
+    found.product.argtypes = found.product_of_few.argtypes = [ctypes.POINTER(Arguments)]
     found.product_by_threads.argtypes = [ctypes.POINTER(Arguments), ctypes.c_void_p, ctypes.c_int]
     places, numbers = [ctypes.c_void_p] * 4, [ctypes.c_long] * 2
-    found.adam_step.argtypes = [*places, *numbers, *[ctypes.c_double] * 5, ctypes.c_int]
-    found.follow_by.argtypes = [*places[:2], *numbers, ctypes.c_float, ctypes.c_int]
+    found.adam_step.argtypes = [*places, *numbers, *[ctypes.c_double] * 5]
+    found.follow_by.argtypes = [*places[:2], *numbers, ctypes.c_float]
     found.norm.argtypes, found.norm.restype = [ctypes.c_void_p, ctypes.c_long], ctypes.c_float
     found.softplus_by.argtypes = found.softplus_backward_by.argtypes = [*places, ctypes.c_long]
     vector = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long, *[ctypes.c_void_p] * 3, ctypes.c_int)
@@ -303,16 +312,30 @@ def find_chunk(
     has_bias: bool,
     is_batch: bool,
 ) -> int:
-    """How many products are added up at a time where nothing is compiled; 0 if that is not found out.
+    """How many products are added up at a time where nothing is compiled; 0 if that is not found out, or differs."""
+    found = find_chunks(a_shape, a_stride, b_shape, b_stride, has_bias, is_batch)
+    return found[0][1] if len(found) == 1 else 0
+
+
+def find_chunks(
+    a_shape: tuple[int, ...],
+    a_stride: tuple[int, ...],
+    b_shape: tuple[int, ...],
+    b_stride: tuple[int, ...],
+    has_bias: bool,
+    is_batch: bool,
+) -> list[tuple[slice, int]]:
+    """The same for rows of the product that are added up alike; nothing if that is not found out.
 
     That depends on shapes, threads and the machine, so products of random numbers are compared to the bit.
     """
-    layouts = (a_shape, a_stride, b_shape, b_stride)
-    return _find_chunk(layouts, has_bias, is_batch, torch.get_num_threads())
+    return _find_chunks((a_shape, a_stride, b_shape, b_stride), has_bias, is_batch, torch.get_num_threads())
 
 
 @functools.cache
-def _find_chunk(layouts: tuple[tuple[int, ...], ...], has_bias: bool, is_batch: bool, num_threads: int) -> int:
+def _find_chunks(
+    layouts: tuple[tuple[int, ...], ...], has_bias: bool, is_batch: bool, num_threads: int
+) -> list[tuple[slice, int]]:
     a_shape, a_stride, b_shape, b_stride = layouts
     generator = torch.Generator().manual_seed(0)
 
@@ -330,11 +353,20 @@ def _find_chunk(layouts: tuple[tuple[int, ...], ...], has_bias: bool, is_batch: 
             else:
                 wanted = (torch.mm(a[0], b[0]) if bias is None else torch.addmm(bias[0, 0], a[0], b[0]))[None]
         cases.append((a, b, bias, wanted))
-    k = a_shape[2]
-    for chunk in dict.fromkeys((k, -(-k // 2), *(size for size in CHUNKS if size < k))):
-        if all(torch.equal(_multiply(a, b, bias, chunk), wanted) for a, b, bias, wanted in cases):
-            return chunk
-    return 0
+    _, m, k = a_shape
+    sizes = list(
+        dict.fromkeys((k, -(-k // 2), *(size for size in CHUNKS if size < k), *((1,) if m < FEW_ROWS else ())))
+    )
+
+    def is_chunk(size: int, rows: slice) -> bool:
+        return all(torch.equal(_multiply(a[:, rows], b, bias, size), wanted[:, rows]) for a, b, bias, wanted in cases)
+
+    whole, four, left = slice(0, m), slice(0, FOUR), slice(FOUR, m)
+    for parts in [[whole], [four, left]] if FOUR < m < FEW_ROWS else [[whole]]:
+        found = [(rows, next((size for size in sizes if is_chunk(size, rows)), 0)) for rows in parts]
+        if all(chunk for _, chunk in found):
+            return found
+    return []
 
 
 def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, chunk: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rl_training.policies.calls import Call, map_tensors, storage_of, tensors_in
 from rl_training.policies.native.elements import Element, can_join, element, loop
+from rl_training.policies.native.few import product_of_few
 from rl_training.policies.native.flat import Flat, Norm, Owners, adam, lerp, norm
 from rl_training.policies.native.libraries import of_elements, small_product
 from rl_training.policies.native.memory import C_TYPES, Access, Pointers, Statement, extent
@@ -28,12 +29,14 @@ BEGINNING = """
 #include "kernels.h"
 static product_function product;
 static product_of_some_function product_of_some;
+static product_function product_of_few;
 static pack_function pack;
 static void** others;
 void set_functions(void** own, void** given) {
     product = (product_function)own[0];
     product_of_some = (product_of_some_function)own[1];
-    pack = (pack_function)own[2];
+    product_of_few = (product_function)own[2];
+    pack = (pack_function)own[3];
     others = given;
 }
 """
@@ -207,7 +210,7 @@ def _last_uses(calls: Sequence[Call], move: Mover, outputs: Any) -> dict[int, in
     return last
 
 
-def translate(call: Call, move: Mover, pointers: Pointers, threads: int) -> list[Any] | None:
+def translate(call: Call, move: Mover, pointers: Pointers, threads: int) -> Sequence[Part] | None:
     """A call as parts of a program; None if it stays a call from Python."""
     if "out" in call.kwargs:
         return None
@@ -226,11 +229,7 @@ def translate(call: Call, move: Mover, pointers: Pointers, threads: int) -> list
     if not isinstance(result, Tensor) or any(t.dtype not in C_TYPES or t.numel() == 0 for t in tensors):
         return None
     if name in ("mm", "bmm", "addmm", "baddbmm"):
-        *bias, a, b = args
-        product = None if kwargs else Product.of(a, b, result, *bias)
-        if product is None:
-            return None if kwargs else small_product(args, result, pointers, threads)
-        return product.parts()
+        return None if kwargs else _product(args, result, pointers, threads)
     if name in ("sum", "mean", "amin", "amax"):
         return None if kwargs.get("dtype") is not None else reduction(name, args, result, pointers, threads)
     if name == "lerp_":
@@ -247,6 +246,13 @@ def translate(call: Call, move: Mover, pointers: Pointers, threads: int) -> list
         return of_elements(name, args, kwargs, result, pointers, threads)
     found = element(name, args, kwargs, result)
     return None if found is None else [found]
+
+
+def _product(args: Sequence[Tensor], result: Tensor, pointers: Pointers, threads: int) -> Sequence[Part] | None:
+    """A product of matrices, in the way in which it has its bits."""
+    *bias, a, b = args
+    large = [part for product in Product.of(a, b, result, *bias) for part in product.parts()]
+    return large or product_of_few(args, result, pointers, threads) or small_product(args, result, pointers, threads)
 
 
 def _joined(parts: Sequence[Tensor], dim: int, result: Tensor) -> list[Element] | None:

@@ -108,8 +108,11 @@ class Library:
         flags = ("-fopenmp",) if program.num_threads > 1 else ()
         self._library = build("a recording", program.source(), flags)
         self._program = program  # it owns memory
-        functions = library().product, library().product_of_some, library().pack
-        own = (ctypes.c_void_p * 3)(*(ctypes.cast(function, ctypes.c_void_p).value for function in functions))
+        kernels = library()
+        functions = kernels.product, kernels.product_of_some, kernels.product_of_few, kernels.pack
+        own = (ctypes.c_void_p * len(functions))(
+            *(ctypes.cast(function, ctypes.c_void_p).value for function in functions)
+        )
         given = program.pointers.functions
         self._functions = (ctypes.c_void_p * len(given))(*given)  # the library keeps its address
         self._library.set_functions(own, self._functions)
