@@ -161,6 +161,25 @@ def test_kinds_of_inputs_have_recordings_of_their_own_and_few_are_kept():
     assert torch.equal(function(x), x.cumsum(0) + 1)  # forgotten, and made again
 
 
+def test_recordings_of_a_function_take_turns_in_the_same_memory():
+    def function(x):
+        return {"result": torch.tanh(x * 3).exp() + torch.sigmoid(x - 1) * x.sum()}
+
+    recorded = Recorded(function)
+    sizes = [5000, 9000, 6000]  # the second needs a larger block, which the third then shares
+    inputs = [draw(size, seed=seed) for seed, size in enumerate(sizes)]
+    with SmallArithmetic():
+        expected = [function(x)["result"] for x in inputs]
+    for x in inputs:
+        warm(recorded, x)
+    assert recorded.num_recordings == 3
+    for _ in range(3):
+        for x, y in zip(inputs, expected, strict=True):
+            assert torch.equal(recorded(x)["result"], y)
+    places = [r.outputs["result"].untyped_storage().data_ptr() for r in recorded._recordings.values()]
+    assert places[0] != places[1] == places[2]
+
+
 def test_weights_are_read_where_they_lie():
     net = network()
     function = Recorded(net, net)

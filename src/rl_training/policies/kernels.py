@@ -43,14 +43,15 @@ ELEMENTWISE = frozenset(
 class Recording:
     """The kernels of one call, ready to run again on memory that is theirs.
 
-    `places` is where the inputs were; weights and all else that existed before the call is used where it lies.
+    `places` is where the inputs were; weights and all else that existed before the call is used where it lies. What
+    the kernels make goes to `memory`.
     """
 
-    def __init__(self, calls: Sequence[Call], places: list[Tensor], outputs: Any) -> None:
+    def __init__(self, calls: Sequence[Call], places: list[Tensor], outputs: Any, memory: Memory) -> None:
         needed = calls_to_repeat(calls)
         straight = copies_to_spare(needed, outputs)
         needed = [call for step, call in enumerate(needed) if step not in straight]
-        move = Mover(needed, outputs, straight.values())
+        move = Mover(needed, outputs, straight.values(), memory)
         self.places = [place.detach() for place in places]
         self._places = [place.data_ptr() for place in places]
         self._sizes = [place.numel() * place.element_size() for place in places]
@@ -146,6 +147,22 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
     return one.data_ptr() < end and other.data_ptr() < one.data_ptr() + one.nbytes
 
 
+class Memory:
+    """A block that all recordings of a function share: only one of them runs at a time, and nothing in it is kept.
+
+    An update of TD3 has two recordings that take turns; with a block for each, what they write is in no cache.
+    """
+
+    def __init__(self) -> None:
+        self._block: torch.UntypedStorage | None = None
+
+    def of(self, size: int) -> torch.UntypedStorage:
+        """At least so many bytes; those that were given out before stay as they are."""
+        if self._block is None or self._block.nbytes() < size:
+            self._block = torch.empty(size, dtype=torch.uint8).untyped_storage()
+        return self._block
+
+
 class Mover:
     """Gives tensors that a recording made a new home in one block, where those that are not needed at once overlap.
 
@@ -153,7 +170,7 @@ class Mover:
     The sources of `copies` live where these would have copied them to.
     """
 
-    def __init__(self, calls: Sequence[Call], outputs: Any, copies: Iterable[Call]) -> None:
+    def __init__(self, calls: Sequence[Call], outputs: Any, copies: Iterable[Call], memory: Memory) -> None:
         self._moved: dict[int, tuple[Tensor, Tensor]] = {}
         self._kept: dict[int, Tensor] = {storage_of(call.args[1]): call.args[0] for call in copies}
         made = {storage_of(t): t.untyped_storage() for call in calls if not call.is_in_place for t in call.outputs()}
@@ -171,9 +188,8 @@ class Mover:
         self.offsets = lay_out(first, last, sizes)
         self.offsets |= {heir: self.offsets[place] for heir, place in places.items()}
         total = max((offset + sizes[storage] for storage, offset in self.offsets.items()), default=0)
-        block = torch.empty(total + ALIGNMENT, dtype=torch.uint8)
-        self._base = -block.data_ptr() % ALIGNMENT
-        self._block = block.untyped_storage()
+        self._block = memory.of(total + ALIGNMENT)
+        self._base = -self._block.data_ptr() % ALIGNMENT
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """The tensor in its new home, without gradients; where it was, if no recorded call made it."""

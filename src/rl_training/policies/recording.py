@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 
 from rl_training.policies.calls import Call, map_tensors, tensors_in
-from rl_training.policies.kernels import ALIGNMENT, Recording
+from rl_training.policies.kernels import ALIGNMENT, Memory, Recording
 from rl_training.policies.numpy_kernels import SmallArithmetic
 
 R = TypeVar("R")
@@ -68,6 +68,7 @@ class Recorded(Generic[R]):
         """Why nothing is recorded; empty while nothing speaks against it."""
         self._module = module
         self._recordings: OrderedDict[Any, Recording] = OrderedDict()
+        self._memory = Memory()
         self._seen: dict[Any, int] = {}
         self._busy = threading.Lock()
 
@@ -122,7 +123,7 @@ class Recorded(Generic[R]):
         self.refusal = recorder.refusal
         if not self.refusal:
             try:
-                self._recordings[kind] = Recording(recorder.calls, places, outputs)
+                self._recordings[kind] = Recording(recorder.calls, places, outputs, self._memory)
             except Exception as error:  # an operator that is not called as others are; its results are there already
                 self.refusal = f"its kernels cannot be run again: {type(error).__name__}: {error}"
         if self.refusal:
