@@ -178,6 +178,15 @@ def test_a_last_layer_with_few_outputs_has_the_same_bits(n, k, threads):
         assert program.foreign == []
 
 
+@pytest.mark.parametrize("shape", [(6,), (1,), (256, 6), (256, 1)])
+def test_what_is_added_to_few_columns_may_have_any_shape(shape, threads):
+
+    def function(added, x, weight):
+        return {"sum": torch.addmm(added, x, weight.t())}
+
+    compare(function, draw(*shape), draw(256, 256, seed=1), draw(6, 256, seed=2))
+
+
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 7, 256])
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7])
 def test_products_with_few_columns(m, n):

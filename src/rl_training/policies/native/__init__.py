@@ -13,7 +13,7 @@ kernels with equal results; else it is never used. Only whether a zero is minus 
 
 - `memory`: what a statement touches, and by which thread.
 - `elements`: loops over elements, and which operators become such.
-- `products`, `sums`: what is not done element by element.
+- `products`, `few`, `sums`: what is not done element by element; `few` are products with few columns.
 - `libraries`: functions of numpy and torch that C calls itself.
 - `flat`: what is done to all weights at once: Adam, targets, norms.
 - `program`: a whole recording: which operators become what, where threads wait, the text.

@@ -20,7 +20,7 @@ FEW = 8
 def product_of_few(args: Sequence[Tensor], result: Tensor, pointers: Pointers, threads: int) -> list[Statement] | None:
     """`mm` and `addmm` with few columns; None if there are more, or it is not known how they are added up."""
     *bias, a, b = args
-    if a.dim() != 2 or any(t.dim() != 1 for t in bias):
+    if a.dim() != 2 or any(tuple(t.shape) != (b.shape[1],) for t in bias):
         return None
     if any(t.dtype != torch.float32 or not t.is_contiguous() for t in (*bias, a, b.mT, result)):
         return None
@@ -46,7 +46,8 @@ def _is_known(m: int, n: int, k: int, has_bias: bool, num_threads: int) -> bool:
     """Whether it has the library's bits with so many threads, as comparing products of random numbers shows."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(-(-NUM_COMPARED // (m * n))):
-        a, weight, bias = (torch.randn(shape, generator=generator) for shape in ((m, k), (n, k), (n,)))
+        shapes = (m, k), (n, k), (n,)
+        a, weight, bias = (torch.randn(shape, generator=generator, dtype=torch.float32) for shape in shapes)
         with torch.no_grad(), SmallArithmetic():  # type: ignore[no-untyped-call]
             wanted = torch.addmm(bias, a, weight.t()) if has_bias else torch.mm(a, weight.t())
         if not torch.equal(_multiply(a, weight, bias if has_bias else None), wanted):
