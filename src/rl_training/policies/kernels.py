@@ -150,7 +150,7 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 class Memory:
     """A block that all recordings of a function share: only one of them runs at a time, and nothing in it is kept.
 
-    An update of TD3 has two recordings that take turns; with a block for each, what they write is in no cache.
+    An update of TD3 has two recordings that take turns: a block for each would be twice the memory to go through.
     """
 
     def __init__(self) -> None:

@@ -84,8 +84,8 @@ class Product:
             bias = bias.expand_as(c)
             if bias.dtype != torch.float32 or bias.stride(1) != 0 or bias.stride(2) != 1:
                 return []
-        layouts = [(tuple(tensor.shape), tensor.stride()) for tensor in (a, b)]
-        chunks = find_chunks(*layouts[0], *layouts[1], bias is not None, is_batch)
+        layouts = tuple(a.shape), a.stride(), tuple(b.shape), b.stride()
+        chunks = chunks_of_rows(layouts, bias is not None, is_batch, torch.get_num_threads())
         return [
             cls(a[:, rows], b, c[:, rows], chunk, None if bias is None else bias[:, rows]) for rows, chunk in chunks
         ]
@@ -313,29 +313,19 @@ def find_chunk(
     is_batch: bool,
 ) -> int:
     """How many products are added up at a time where nothing is compiled; 0 if that is not found out, or differs."""
-    found = find_chunks(a_shape, a_stride, b_shape, b_stride, has_bias, is_batch)
+    found = chunks_of_rows((a_shape, a_stride, b_shape, b_stride), has_bias, is_batch, torch.get_num_threads())
     return found[0][1] if len(found) == 1 else 0
 
 
-def find_chunks(
-    a_shape: tuple[int, ...],
-    a_stride: tuple[int, ...],
-    b_shape: tuple[int, ...],
-    b_stride: tuple[int, ...],
-    has_bias: bool,
-    is_batch: bool,
+@functools.cache
+def chunks_of_rows(
+    layouts: tuple[tuple[int, ...], ...], has_bias: bool, is_batch: bool, num_threads: int
 ) -> list[tuple[slice, int]]:
     """The same for rows of the product that are added up alike; nothing if that is not found out.
 
-    That depends on shapes, threads and the machine, so products of random numbers are compared to the bit.
+    That depends on shapes, threads and the machine, so products of random numbers are compared to the bit. `layouts`
+    are the shape and the stride of A, and those of B.
     """
-    return _find_chunks((a_shape, a_stride, b_shape, b_stride), has_bias, is_batch, torch.get_num_threads())
-
-
-@functools.cache
-def _find_chunks(
-    layouts: tuple[tuple[int, ...], ...], has_bias: bool, is_batch: bool, num_threads: int
-) -> list[tuple[slice, int]]:
     a_shape, a_stride, b_shape, b_stride = layouts
     generator = torch.Generator().manual_seed(0)
 
