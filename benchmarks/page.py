@@ -133,13 +133,13 @@ MEANS = """\
 - **Gradient steps are recorded.** The kernels of one step, forward and backward, are noted once and run again on memory
   laid out before, without the Python and autograd between them, to the same bits. The code that is recorded stays
   ordinary torch code, and the tests compare with it. What cannot be recorded runs as it is written.
-  `rl_training/policies/recording.py` explains the rule that a gradient step has to keep.
+  `rl_training/accelerate/recording.py` explains the rule that a gradient step has to keep.
 - **Recordings are compiled where there is a C compiler** (`cc`, `gcc`, `clang`, or what `CC` names): when their calls
   have taken a third of a second, in the background, which takes a second or two. Loops are joined, products take bias
   and activation along, threads wait for each other only where they must and keep out of each other's caches, and what
   numpy and torch compute themselves, such as exp, is called from C. A compiled recording takes over after it repeated
   a call to the bit; so a run has the same numbers with a compiler and without, and however it was interrupted.
-  `rl_training/policies/native` explains it.
+  `rl_training/accelerate/native` explains it.
 - **So are convolutions and the large layer after them**: a stack of convolutions and relus is one function, which reads
   the frames as the bytes they are, and adds in the order of torch's own, found out by comparing.
 - **Parameters lie in one flat tensor**, so that the optimizer, gradient clipping and target networks are a few calls.

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch.distributions import Normal
 
+from rl_training.accelerate.recording import SEEN_BEFORE
 from rl_training.algorithms.ddpg import DDPGAlgorithm, DDPGConfig
 from rl_training.algorithms.sac import SACAlgorithm, SACConfig
 from rl_training.algorithms.td3 import TD3Algorithm, TD3Config
@@ -20,7 +21,6 @@ from rl_training.experiment.schema import build, to_plain
 from rl_training.policies.actors import OffPolicyNetworkConfig
 from rl_training.policies.exploration import NoiseConfig
 from rl_training.policies.parameters import OptimizerConfig
-from rl_training.policies.recording import SEEN_BEFORE
 
 B, OBS, A = 12, 3, 2
 SPEC = EnvSpec(spaces.Box(-1, 1, (OBS,)), spaces.Box(-1, 1, (A,)))
@@ -346,9 +346,9 @@ class TestEvery:
         metrics = algorithm.update(make_batch(), at(1, fraction=1.0)).metrics
         assert metrics["train/learning_rate"] == 0
         assert same(before, algorithm.policy)  # none for the critics means the same schedule
-        assert algorithm.learning_rates(at(fraction=0.5)) == (0.005, 0.005)
+        assert algorithm.learning_rates(at(fraction=0.5)) == {"actor_rate": 0.005, "critic_rate": 0.005}
         other = make(name, learning_rate=Linear(1e-2, 0.0), critic_learning_rate=0.1)
-        assert other.learning_rates(at(fraction=0.5)) == (0.005, 0.1)
+        assert other.learning_rates(at(fraction=0.5)) == {"actor_rate": 0.005, "critic_rate": 0.1}
 
     def test_scheduled_exploration(self, name):
         algorithm = make(name, noise=NoiseConfig("gaussian", Linear(1.0, 0.0)))
@@ -398,7 +398,7 @@ class TestEvery:
 
 
 class TestRecording:
-    """An update is recorded as a whole; `Recorded` itself is tested elsewhere."""
+    """An update is recorded as a whole; `Accelerated` itself is tested elsewhere."""
 
     @pytest.mark.parametrize(
         ("name", "settings", "num_recordings"),
@@ -414,13 +414,13 @@ class TestRecording:
     def test_replays_have_the_bits_of_what_is_written(self, name, settings, num_recordings):
         quick, plain = make(name, **settings), make(name, **settings)
         for updates in range(4 * (SEEN_BEFORE + 2)):
-            plain._quick_learn.refusal = "this one is not to be recorded"
+            plain.gradient_steps._seen.clear()  # each call is its first, so it is never recorded
             found, expected = (a.update(make_batch(updates), at(updates)) for a in (quick, plain))
             assert_equal(found.metrics, expected.metrics)
             assert torch.equal(found.priorities, expected.priorities)
             assert_equal(quick.state_dict(), plain.state_dict())
-        assert quick._quick_learn.num_recordings == num_recordings
-        assert plain._quick_learn.num_recordings == 0
+        assert quick.gradient_steps.num_recordings == num_recordings
+        assert plain.gradient_steps.num_recordings == 0
 
     @each_algorithm
     def test_one_that_is_restored_goes_on_with_the_same_bits(self, name):
@@ -452,7 +452,8 @@ class TestRecording:
             algorithm.update(make_batch(updates), at(updates))
             changes.append(not torch.equal(before, algorithm.critic_target.flat))
         assert changes == [False, False, True] * 3
-        assert algorithm.critic_step._recorded.num_recordings == 1
+        assert "Slow may do more than compute tensors" in algorithm.gradient_steps.status()
+        assert algorithm.critic_step._step.num_recordings == 1
 
 
 class TestDelays:

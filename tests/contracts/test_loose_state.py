@@ -21,6 +21,8 @@ import torch
 from gymnasium.vector import VectorEnv
 from torch import nn
 
+from rl_training.accelerate.acting import ArrayNetwork
+from rl_training.accelerate.recording import Recorded
 from rl_training.algorithms.ppo import PPOAlgorithm
 from rl_training.algorithms.registry import registry
 from rl_training.contracts.errors import CheckpointError
@@ -35,10 +37,8 @@ from rl_training.experiment.logging import ProgressCallback
 from rl_training.experiment.restoring import load_experiment
 from rl_training.experiment.runs import RunDirectory
 from rl_training.experiment.session import save_experiment
-from rl_training.policies.acting import ArrayNetwork
 from rl_training.policies.noisy import NoisyLinear
 from rl_training.policies.parameters import ParameterStore
-from rl_training.policies.recording import Recorded
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.trainer import Timers, Trainer
 from tests.resume_harness import _flat

@@ -33,6 +33,7 @@ from safetensors.torch import load_file, save_file
 
 import rl_training
 from rl_training import PPO, TrainConfig, load, resume, train
+from rl_training.accelerate.native.compiler import find_compiler
 from rl_training.cli import load_config, main
 from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import RLTrainingError
@@ -41,7 +42,6 @@ from rl_training.experiment.checkpointing import checkpoints_of, find_checkpoint
 from rl_training.experiment.config import read_config
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.runs import RunDirectory, find_runs
-from rl_training.policies.native.compiler import find_compiler
 
 SOURCE = Path(rl_training.__file__).parent
 CONTENT = ["state.safetensors", "state.json", "config.json", "metadata.json"]
@@ -914,7 +914,7 @@ IMPORTING = {
 }
 """Modules that import by name, and the names that they may import: none of them comes from a file."""
 LOADING = {
-    "policies/native/compiler.py": {
+    "accelerate/native/compiler.py": {
         "ctypes.CDLL(str(target))",
         "ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)",  # fails if it is not loaded yet
     }

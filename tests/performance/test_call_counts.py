@@ -13,10 +13,10 @@ from contextlib import contextmanager
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rl_training.accelerate.native.libraries import blas, vector_functions
 from rl_training.experiment.build import build_experiment
 from rl_training.experiment.config import TrainConfig
-from rl_training.policies.native.libraries import blas, vector_functions
-from tests.policies.native_harness import HAS_COMPILER, compile_now
+from tests.accelerate.native_harness import HAS_COMPILER, compile_now
 
 PPO = {"num_steps": 16, "num_epochs": 2, "minibatch_size": 64}
 REPLAY = {"buffer_size": 1000, "learning_starts": 32, "num_steps": 1, "updates_per_step": 1}

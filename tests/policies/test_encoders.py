@@ -531,4 +531,4 @@ def test_constants_of_the_space_are_not_weights():
     # they follow the module to its device, but belong to the space, so no checkpoint holds them
     encoder = make_encoder("auto", spaces.Discrete(3, start=5))
     assert dict(encoder.state_dict()) == {}
-    assert encoder.to(torch.device("meta")).starts.device.type == "meta"
+    assert encoder.to(torch.device("meta")).offsets.device.type == "meta"

@@ -59,8 +59,9 @@ class TestEverySpace:
         out = policy.act(observations(), rng=np.random.default_rng(0))
         assert out.action.shape == (B, *space.shape)
         assert out.action.dtype == dtype
-        assert out.extras == {}, "they are left to `judge`, once per rollout"
-        logprobs, values = policy.judge(observations(), out.action)
+        logprobs, values = policy.score(observations(), out.action)
+        assert torch.equal(out.extras["logprobs"], logprobs)
+        assert torch.equal(out.extras["values"], values)
         assert logprobs.shape == values.shape == (B,)
         assert out.state is None
         assert not out.action.requires_grad
@@ -74,18 +75,18 @@ class TestEverySpace:
             noise = None if deterministic else policy.head.draw_noise(np.random.default_rng(0), B, obs.device)
             action, extras = policy._decision(obs, noise)
             torch.testing.assert_close(out.action, policy.head.unflatten(action), rtol=0, atol=1e-6)
-            logprobs, values = policy.judge(obs, out.action)
+            logprobs, values = policy.score(obs, out.action)
             torch.testing.assert_close(logprobs, extras["logprobs"], rtol=0, atol=1e-5)
             torch.testing.assert_close(values, extras["values"], rtol=0, atol=1e-6)
 
-    def test_evaluate_actions_agrees_with_judge(self, space, num_outputs, dtype):
+    def test_evaluate_actions_agrees_with_score(self, space, num_outputs, dtype):
         policy, obs = make_policy(space), observations()
         for deterministic in (False, True):
             out = policy.act(obs, deterministic=deterministic, rng=np.random.default_rng(0))
             logprobs, entropy, values = policy.evaluate_actions(obs, out.action)
-            judged = policy.judge(obs, out.action)
-            torch.testing.assert_close(logprobs, judged[0], rtol=1e-6, atol=1e-5)
-            torch.testing.assert_close(values, judged[1], rtol=0, atol=1e-6)
+            scores = policy.score(obs, out.action)
+            torch.testing.assert_close(logprobs, scores[0], rtol=1e-6, atol=1e-5)
+            torch.testing.assert_close(values, scores[1], rtol=0, atol=1e-6)
             assert logprobs.shape == entropy.shape == values.shape == (B,)
             assert logprobs.requires_grad
             assert entropy.requires_grad
@@ -103,10 +104,10 @@ class TestEverySpace:
 
     def test_deterministic_is_the_likeliest(self, space, num_outputs, dtype):
         policy, obs = make_policy(space), observations()
-        best, _ = policy.judge(obs, policy.act(obs, deterministic=True).action)
+        best, _ = policy.score(obs, policy.act(obs, deterministic=True).action)
         rng = np.random.default_rng(0)
         for _ in range(20):
-            assert (policy.judge(obs, policy.act(obs, rng=rng).action)[0] <= best + 1e-6).all()
+            assert (policy.score(obs, policy.act(obs, rng=rng).action)[0] <= best + 1e-6).all()
 
     def test_actions_follow_from_the_stream(self, space, num_outputs, dtype):
         policy, obs = make_policy(space), observations()
@@ -116,10 +117,10 @@ class TestEverySpace:
         assert torch.equal(first, policy.act(obs, rng=two).action)
         assert not torch.equal(first, policy.act(obs, rng=one).action)
 
-    def test_value_agrees_with_judge(self, space, num_outputs, dtype):
+    def test_value_agrees_with_score(self, space, num_outputs, dtype):
         policy, obs = make_policy(space), observations()
-        judged = policy.judge(obs, policy.act(obs, deterministic=True).action)
-        torch.testing.assert_close(policy.value(obs), judged[1])
+        scores = policy.score(obs, policy.act(obs, deterministic=True).action)
+        torch.testing.assert_close(policy.value(obs), scores[1])
 
 
 def test_log_prob_of_discrete_actions_adds_up():
@@ -177,9 +178,9 @@ class TestNetworks:
         policy, obs = make_policy(spaces.Discrete(5), shared=True), observations()
         out = policy.act(obs, rng=np.random.default_rng(0))
         logprobs, _, values = policy.evaluate_actions(obs, out.action)
-        judged = policy.judge(obs, out.action)
-        torch.testing.assert_close(logprobs, judged[0], rtol=0, atol=1e-6)
-        torch.testing.assert_close(values, judged[1], rtol=0, atol=1e-6)
+        scores = policy.score(obs, out.action)
+        torch.testing.assert_close(logprobs, scores[0], rtol=0, atol=1e-6)
+        torch.testing.assert_close(values, scores[1], rtol=0, atol=1e-6)
 
     def test_sharing_needs_equal_sizes(self):
         (problem,) = ActorCriticNetworkConfig(shared=True, actor_sizes=(8,), critic_sizes=(4,)).problems()

@@ -1,71 +1,32 @@
-"""Deep deterministic policy gradient (Lillicrap et al. 2016, arXiv:1509.02971)."""
+"""Deep deterministic policy gradient (Lillicrap et al. 2016, arXiv:1509.02971): TD3 without its three remedies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import torch
 from gymnasium import spaces
-from torch import Tensor
 
-from rl_training.algorithms.off_policy_actor_critic import (
-    OffPolicyActorCriticAlgorithm,
-    OffPolicyActorCriticConfig,
-    critic_report,
-)
-from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
-from rl_training.contracts.settings import documented, setting
-from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
-from rl_training.functional.ensembles import pessimistic_target
-from rl_training.policies.actors import DeterministicPolicy
-from rl_training.policies.targets import Target
+from rl_training.algorithms.td3 import TD3Algorithm, TD3Config
+from rl_training.contracts.settings import choices, documented, setting, uniform
+from rl_training.contracts.spec import AlgorithmSpec, Regime
 
 
 @documented
 @dataclass
-class DDPGConfig(OffPolicyActorCriticConfig):
+class DDPGConfig(TD3Config):
     """Settings of DDPG. Exploration is with Gaussian noise; the paper's is `noise.kind: ou`, `noise.std: 0.2`."""
 
     num_critics: int = setting(1, "Critics in the ensemble; targets take the smallest, the actor the first.", ge=1)
+    policy_delay: int = setting(
+        1, "Steps of the critics per step of the actor and of the targets.", ge=1, search=choices(1, 2, 4)
+    )
+    target_noise: float = setting(
+        0.0, "Standard deviation of the noise on target actions.", ge=0, search=uniform(0.0, 0.5)
+    )
 
 
-class DDPGAlgorithm(OffPolicyActorCriticAlgorithm[DDPGConfig]):
-    """A deterministic actor climbs the values that its critic learns from replay."""
-
-    policy: DeterministicPolicy
-    policy_class = DeterministicPolicy
-
-    def __init__(self, config: DDPGConfig, spec: EnvSpec, device: torch.device, rng: np.random.Generator) -> None:
-        super().__init__(config, spec, device, rng)
-        self.actor_target = Target(self.policy.actor, self.actor_store)
-
-    def targets(self) -> list[Target[Any]]:
-        """See `OffPolicyActorCriticAlgorithm.targets`."""
-        return [self.actor_target, self.critic_target]
-
-    def q_target(self, batch: TransitionBatch, *draws: Tensor) -> Tensor:
-        """See `OffPolicyActorCriticAlgorithm.q_target`."""
-        next_action = self.actor_target.module(batch.next_obs)
-        return pessimistic_target(batch.reward, batch.discount, self.critic_target.module(batch.next_obs, next_action))
-
-    def actor_losses(self, obs: Observation, *draws: Tensor) -> dict[str, Tensor]:
-        """See `OffPolicyActorCriticAlgorithm.actor_losses`: up the first critic's values."""
-        return {"loss": -self.policy.critic(obs, self.policy.actor(obs), slice(1)).mean()}
-
-    def learn(
-        self, batch: TransitionBatch, actor_rate: float, critic_rate: float, learns_to_act: bool, *draws: Tensor
-    ) -> dict[str, Tensor]:
-        """See `OffPolicyActorCriticAlgorithm.learn`: the actor learns in every step."""
-        critic = self.critic_step(critic_rate, batch)
-        actor = self.actor_step(actor_rate, batch.obs)
-        self.update_targets(self.config.tau)
-        return {**critic_report(critic), "loss/policy": actor["loss"]}
-
-    def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
-        """One gradient step of the critic, one of the actor."""
-        return self.learn_from(batch, progress)
+class DDPGAlgorithm(TD3Algorithm[DDPGConfig]):
+    """A deterministic actor follows the gradient of the values that one critic learns from replay."""
 
 
 SPEC = AlgorithmSpec(

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor, nn
+from torch import Tensor
 
-from rl_training.algorithms.off_policy_actor_critic import (
+from rl_training.algorithms.bases.off_policy_actor_critic import (
     OffPolicyActorCriticAlgorithm,
     OffPolicyActorCriticConfig,
-    critic_report,
 )
 from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.errors import SpaceError
@@ -71,6 +70,7 @@ class DrQv2Algorithm(OffPolicyActorCriticAlgorithm[DrQv2Config]):
 
     policy: PixelPolicy
     policy_class = PixelPolicy
+    critic_parts = ("encoder", "critic")  # the encoder has no slow copy in the target
 
     def __init__(self, config: DrQv2Config, spec: EnvSpec, device: torch.device, rng: np.random.Generator) -> None:
         space = spec.observation_space
@@ -85,43 +85,39 @@ class DrQv2Algorithm(OffPolicyActorCriticAlgorithm[DrQv2Config]):
         images = {key: image_layout(part) for key, part in parts.items() if is_image(part)}
         self.image_dims = {key: (layout.order[-2], layout.order[-1]) for key, layout in images.items()}
 
-    def critic_parts(self) -> nn.Module:
-        """See `OffPolicyActorCriticAlgorithm.critic_parts`: the encoder too. It has no slow copy in the target."""
-        return nn.ModuleDict({"encoder": self.policy.encoder, "critic": self.policy.critic})
+    def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
+        """One step of the encoder and the critics, one of the actor, and then the targets."""
+        rates = self.learning_rates(progress)
+        std = value_of(self.config.noise.std, progress.fraction)
+        shifted = batch._replace(obs=self.shifted(batch.obs), next_obs=self.shifted(batch.next_obs))
+        next_noise, noise = std * self.draw_noise(batch), std * self.draw_noise(batch)
+        return self.result(self.gradient_steps(shifted, next_noise=next_noise, noise=noise, **rates), rates)
 
-    def critic_losses(self, batch: TransitionBatch, *draws: Tensor) -> dict[str, Tensor]:
+    def gradient_steps(
+        self, batch: TransitionBatch, *, next_noise: Tensor, noise: Tensor, actor_rate: float, critic_rate: float
+    ) -> dict[str, Tensor]:
+        """See `OffPolicyActorCriticAlgorithm.gradient_steps`: the actor learns from the critics' features."""
+        critic = self.critic_step(critic_rate, batch, noise=next_noise)
+        actor = self.actor_step(actor_rate, critic["features"], noise=noise)
+        self.update_targets(self.config.tau)
+        return {**self.critic_metrics(critic), "loss/policy": actor["loss"]}
+
+    def critic_losses(self, batch: TransitionBatch, **inputs: Tensor) -> dict[str, Tensor]:
         """See `OffPolicyActorCriticAlgorithm.critic_losses`. Beside them, the features that the encoder found."""
         features = self.policy.encoder(batch.obs)
-        found = super().critic_losses(batch._replace(obs=features), *draws)
+        found = super().critic_losses(batch._replace(obs=features), **inputs)
         return {**found, "features": features}
 
-    def q_target(self, batch: TransitionBatch, *draws: Tensor) -> Tensor:
+    def q_target(self, batch: TransitionBatch, *, noise: Tensor) -> Tensor:
         """See `OffPolicyActorCriticAlgorithm.q_target`: of the next action with clipped noise."""
-        (noise,) = draws
         next_features = self.policy.encoder(batch.next_obs)
         next_q = self.critic_target.module(next_features, self.sample(next_features, noise))
         return pessimistic_target(batch.reward, batch.discount, next_q)
 
-    def actor_losses(self, obs: Observation, *draws: Tensor) -> dict[str, Tensor]:
+    def actor_losses(self, obs: Observation, *, noise: Tensor) -> dict[str, Tensor]:
         """See `OffPolicyActorCriticAlgorithm.actor_losses`. It sees features, and so does not train the encoder."""
-        (noise,) = draws
         assert isinstance(obs, Tensor)
         return {"loss": -self.policy.critic(obs, self.sample(obs, noise)).amin(0).mean()}
-
-    def learn(
-        self, batch: TransitionBatch, actor_rate: float, critic_rate: float, learns_to_act: bool, *draws: Tensor
-    ) -> dict[str, Tensor]:
-        """See `OffPolicyActorCriticAlgorithm.learn`: the actor learns in every step, from the critics' features."""
-        critic = self.critic_step(critic_rate, batch, draws[0])
-        actor = self.actor_step(actor_rate, critic["features"], draws[1])
-        self.update_targets(self.config.tau)
-        return {**critic_report(critic), "loss/policy": actor["loss"]}
-
-    def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
-        """One gradient step of the encoder and the critics, one of the actor."""
-        std = value_of(self.config.noise.std, progress.fraction)
-        shifted = batch._replace(obs=self.shifted(batch.obs), next_obs=self.shifted(batch.next_obs))
-        return self.learn_from(shifted, progress, std * self.draw_noise(batch), std * self.draw_noise(batch))
 
     def sample(self, features: Tensor, noise: Tensor) -> Tensor:
         """The actor's actions [B, A] with clipped noise. The gradient is that of the action without noise and bounds.

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rl_training.algorithms.q_learning import QLearningAlgorithm, QLearningConfig, RowLosses
+from rl_training.algorithms.bases.q_learning import QLearningAlgorithm, QLearningConfig, RowLosses
 from rl_training.contracts.batches import TransitionBatch
 from rl_training.contracts.settings import choices, documented, setting
 from rl_training.contracts.spec import AlgorithmSpec, Regime

@@ -10,10 +10,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rl_training.algorithms.off_policy_actor_critic import (
+from rl_training.algorithms.bases.off_policy_actor_critic import (
     OffPolicyActorCriticAlgorithm,
     OffPolicyActorCriticConfig,
-    critic_report,
 )
 from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.settings import documented, setting
@@ -74,43 +73,43 @@ class SACAlgorithm(OffPolicyActorCriticAlgorithm[SACConfig]):
         fixed = self.config.temperature
         return self.temperature.log_alpha.detach().exp() if fixed is None else torch.tensor(fixed, device=self.device)
 
-    def q_target(self, batch: TransitionBatch, *draws: Tensor) -> Tensor:
-        """See `OffPolicyActorCriticAlgorithm.q_target`: with the entropy of the next action."""
-        alpha, noise = draws
-        next_action, next_log_prob = self.policy.actor.sample(batch.next_obs, noise)
-        next_q = self.critic_target.module(batch.next_obs, next_action)
-        return soft_target(batch.reward, batch.discount, next_q, next_log_prob, alpha)
+    def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
+        """One step of the critics; every `policy_delay` steps one of the actor and of the temperature; the targets."""
+        rates = self.learning_rates(progress)
+        update_actor = (progress.updates + 1) % self.config.policy_delay == 0
+        next_noise = self.draw_noise(batch)
+        noise = self.draw_noise(batch) if update_actor else None
+        return self.result(self.gradient_steps(batch, next_noise=next_noise, noise=noise, **rates), rates)
 
-    def actor_losses(self, obs: Observation, *draws: Tensor) -> dict[str, Tensor]:
-        """See `OffPolicyActorCriticAlgorithm.actor_losses`: of fresh actions."""
-        alpha, noise = draws
-        action, log_prob = self.policy.actor.sample(obs, noise)
-        return {"loss": sac_actor_loss(log_prob, self.policy.critic(obs, action), alpha), "log_prob": log_prob}
-
-    def temperature_losses(self, log_prob: Tensor) -> dict[str, Tensor]:
-        """The temperature's loss, given log-probabilities [B] of fresh actions."""
-        return {"loss": temperature_loss(self.temperature.log_alpha, log_prob, self.target_entropy)}
-
-    def learn(
-        self, batch: TransitionBatch, actor_rate: float, critic_rate: float, learns_to_act: bool, *draws: Tensor
+    def gradient_steps(
+        self, batch: TransitionBatch, *, next_noise: Tensor, noise: Tensor | None, actor_rate: float, critic_rate: float
     ) -> dict[str, Tensor]:
-        """See `OffPolicyActorCriticAlgorithm.learn`: the temperature learns with the actor."""
+        """See `OffPolicyActorCriticAlgorithm.gradient_steps`. The actor and the temperature learn if there is noise."""
         alpha = self.alpha()
-        critic = self.critic_step(critic_rate, batch, alpha, draws[0])
-        found = {**critic_report(critic), "train/temperature": alpha}
-        if learns_to_act:
-            actor = self.actor_step(actor_rate, batch.obs, alpha, draws[1])
+        critic = self.critic_step(critic_rate, batch, noise=next_noise, alpha=alpha)
+        found = {**self.critic_metrics(critic), "train/temperature": alpha}
+        if noise is not None:
+            actor = self.actor_step(actor_rate, batch.obs, noise=noise, alpha=alpha)
             found |= {"loss/policy": actor["loss"], "policy/entropy": -actor["log_prob"].mean()}
             if self.config.temperature is None:
                 found["loss/temperature"] = self.temperature_step(actor_rate, actor["log_prob"])["loss"]
         self.update_targets(self.config.tau)
         return found
 
-    def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
-        """One gradient step of the critics; every `policy_delay` steps one of the actor and of the temperature."""
-        learns_to_act = (progress.updates + 1) % self.config.policy_delay == 0
-        draws = [self.draw_noise(batch) for _ in range(1 + learns_to_act)]
-        return self.learn_from(batch, progress, *draws, learns_to_act=learns_to_act)
+    def q_target(self, batch: TransitionBatch, *, noise: Tensor, alpha: Tensor) -> Tensor:
+        """See `OffPolicyActorCriticAlgorithm.q_target`: with the entropy of the next action."""
+        next_action, next_log_prob = self.policy.actor.sample(batch.next_obs, noise)
+        next_q = self.critic_target.module(batch.next_obs, next_action)
+        return soft_target(batch.reward, batch.discount, next_q, next_log_prob, alpha)
+
+    def actor_losses(self, obs: Observation, *, noise: Tensor, alpha: Tensor) -> dict[str, Tensor]:
+        """See `OffPolicyActorCriticAlgorithm.actor_losses`: of fresh actions."""
+        action, log_prob = self.policy.actor.sample(obs, noise)
+        return {"loss": sac_actor_loss(log_prob, self.policy.critic(obs, action), alpha), "log_prob": log_prob}
+
+    def temperature_losses(self, log_prob: Tensor) -> dict[str, Tensor]:
+        """The temperature's loss, given log-probabilities [B] of fresh actions."""
+        return {"loss": temperature_loss(self.temperature.log_alpha, log_prob, self.target_entropy)}
 
 
 SPEC = AlgorithmSpec(

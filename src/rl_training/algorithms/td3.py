@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rl_training.algorithms.off_policy_actor_critic import (
+from rl_training.algorithms.bases.off_policy_actor_critic import (
     OffPolicyActorCriticAlgorithm,
     OffPolicyActorCriticConfig,
-    critic_report,
 )
 from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.settings import choices, documented, setting, uniform
 from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
 from rl_training.functional.ensembles import pessimistic_target
 from rl_training.functional.policies import smoothed_action
-from rl_training.policies.actors import DeterministicPolicy
+from rl_training.policies.actors import DeterministicActor, DeterministicPolicy
 from rl_training.policies.targets import Target
 
 
@@ -38,46 +37,53 @@ class TD3Config(OffPolicyActorCriticConfig):
     target_noise_clip: float = setting(0.5, "Largest noise on a target action.", ge=0)
 
 
-class TD3Algorithm(OffPolicyActorCriticAlgorithm[TD3Config]):
-    """DDPG with the smaller of two critics in its targets, smoothed target actions, and a slower actor."""
+TD3ConfigT = TypeVar("TD3ConfigT", bound=TD3Config)
+
+
+class TD3Algorithm(OffPolicyActorCriticAlgorithm[TD3ConfigT], Generic[TD3ConfigT]):
+    """A deterministic actor, and three remedies for overestimated values.
+
+    Targets take the smaller of two critics, target actions are smoothed by noise, and the actor learns more slowly.
+    """
 
     policy: DeterministicPolicy
     policy_class = DeterministicPolicy
 
-    def __init__(self, config: TD3Config, spec: EnvSpec, device: torch.device, rng: np.random.Generator) -> None:
+    def __init__(self, config: TD3ConfigT, spec: EnvSpec, device: torch.device, rng: np.random.Generator) -> None:
         super().__init__(config, spec, device, rng)
-        self.actor_target = Target(self.policy.actor, self.actor_store)
+        self.actor_target: Target[DeterministicActor] = Target(self.policy, self.actor_store, part="actor")
 
     def targets(self) -> list[Target[Any]]:
         """See `OffPolicyActorCriticAlgorithm.targets`."""
         return [self.actor_target, self.critic_target]
 
-    def q_target(self, batch: TransitionBatch, *draws: Tensor) -> Tensor:
-        """See `OffPolicyActorCriticAlgorithm.q_target`: of the next action with clipped noise."""
-        (noise,) = draws
-        next_action = smoothed_action(
-            self.actor_target.module(batch.next_obs), self.config.target_noise * noise, self.config.target_noise_clip
-        )
-        return pessimistic_target(batch.reward, batch.discount, self.critic_target.module(batch.next_obs, next_action))
+    def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
+        """One step of the critics; every `policy_delay` steps one of the actor, and then the targets."""
+        rates = self.learning_rates(progress)
+        update_actor = (progress.updates + 1) % self.config.policy_delay == 0
+        noise = self.draw_noise(batch) if self.config.target_noise > 0 else None
+        return self.result(self.gradient_steps(batch, noise=noise, update_actor=update_actor, **rates), rates)
 
-    def actor_losses(self, obs: Observation, *draws: Tensor) -> dict[str, Tensor]:
-        """See `OffPolicyActorCriticAlgorithm.actor_losses`: up the first critic's values."""
-        return {"loss": -self.policy.critic(obs, self.policy.actor(obs), slice(1)).mean()}
-
-    def learn(
-        self, batch: TransitionBatch, actor_rate: float, critic_rate: float, learns_to_act: bool, *draws: Tensor
+    def gradient_steps(
+        self, batch: TransitionBatch, *, noise: Tensor | None, update_actor: bool, actor_rate: float, critic_rate: float
     ) -> dict[str, Tensor]:
-        """See `OffPolicyActorCriticAlgorithm.learn`: the targets follow when the actor learns."""
-        found = critic_report(self.critic_step(critic_rate, batch, *draws))
-        if learns_to_act:
+        """See `OffPolicyActorCriticAlgorithm.gradient_steps`."""
+        found = self.critic_metrics(self.critic_step(critic_rate, batch, noise=noise))
+        if update_actor:
             found["loss/policy"] = self.actor_step(actor_rate, batch.obs)["loss"]
             self.update_targets(self.config.tau)
         return found
 
-    def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
-        """One gradient step of the critics; every `policy_delay` steps one of the actor, and the targets follow."""
-        learns_to_act = (progress.updates + 1) % self.config.policy_delay == 0
-        return self.learn_from(batch, progress, self.draw_noise(batch), learns_to_act=learns_to_act)
+    def q_target(self, batch: TransitionBatch, *, noise: Tensor | None) -> Tensor:
+        """See `OffPolicyActorCriticAlgorithm.q_target`: of the next action with clipped noise."""
+        next_action: Tensor = self.actor_target.module(batch.next_obs)
+        if noise is not None:
+            next_action = smoothed_action(next_action, self.config.target_noise * noise, self.config.target_noise_clip)
+        return pessimistic_target(batch.reward, batch.discount, self.critic_target.module(batch.next_obs, next_action))
+
+    def actor_losses(self, obs: Observation) -> dict[str, Tensor]:
+        """See `OffPolicyActorCriticAlgorithm.actor_losses`: minus the first critic's value."""
+        return {"loss": -self.policy.critic(obs, self.policy.actor(obs), slice(1)).mean()}
 
 
 SPEC = AlgorithmSpec(

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rl_training.algorithms.actor_critic import AdvantageAlgorithm, AdvantageConfig
+from rl_training.algorithms.bases.on_policy_actor_critic import AdvantageAlgorithm, AdvantageConfig
 from rl_training.contracts.batches import Observation, Progress, RolloutBatch, UpdateResult
 from rl_training.contracts.schedule import ScheduleOrFloat, value_of
 from rl_training.contracts.settings import choices, documented, integers, log_uniform, setting, uniform

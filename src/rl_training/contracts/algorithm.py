@@ -62,6 +62,14 @@ class ArrayPolicy(Policy, Protocol):
         ...
 
 
+class ScoringPolicy(Policy, Protocol):
+    """A policy that can compute log-probabilities and values of many actions at once, faster than while acting."""
+
+    def score(self, obs: Observation, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and values [B] of actions [B, ...]; without gradients."""
+        ...
+
+
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 
 

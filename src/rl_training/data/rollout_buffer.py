@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rl_training.contracts.algorithm import Policy, ScoringPolicy
 from rl_training.contracts.arrays import ArrayObservation, BoolArray, map_observation
 from rl_training.contracts.batches import Observation, RolloutBatch, Step
 from rl_training.contracts.errors import DataError
@@ -106,8 +107,8 @@ class RolloutBuffer(Stateful):
     def reset(self) -> None:
         """Begin a new rollout."""
         self.size = 0
-        self.is_judged = True
-        """Whether log-probabilities and values came with every step; if not, `take_judgement` brings them."""
+        self.has_scores = True
+        """Whether log-probabilities and values came with every step; if not, `score` computes them."""
         self.valid.fill_(True)
         self.final_rows: list[tuple[int, int]] = []
         self.final_obs: list[ArrayObservation] = []
@@ -129,7 +130,7 @@ class RolloutBuffer(Stateful):
             rows["logprobs"][t] = step.extras["logprobs"]
             rows["values"][t] = step.extras["values"]
         else:
-            self.is_judged = False
+            self.has_scores = False
         rows["valid"][t] = step.valid
         rows["dones"][t] = step.terminated | step.truncated
         rows["truncated"][t] = step.truncated & ~step.terminated
@@ -140,21 +141,21 @@ class RolloutBuffer(Stateful):
                     self.final_obs.append(map_observation(lambda x, row=row: x[row], step.final_policy_obs))  # type: ignore[misc]
         self.size += 1
 
-    def rows_to_judge(self, device: torch.device) -> tuple[Observation, Tensor]:
-        """Observations and actions of all rows, one after the other."""
-        size = self.size or self.num_steps
+    def score(self, policy: Policy, device: torch.device) -> None:
+        """Store log-probabilities and values by the policy that acted, for all rows at once, unless acting gave them.
+
+        Called before the policy learns: behaviour log-probabilities belong to the weights that acted.
+        """
+        if self.has_scores:
+            return
 
         def rows(store: Tensor) -> Tensor:
-            return store[:size].reshape(-1, *store.shape[2:]).to(device)
+            return store[: self.size].reshape(-1, *store.shape[2:]).to(device)
 
-        return map_observation(rows, self.obs), rows(self.actions)
-
-    def take_judgement(self, logprobs: Tensor, values: Tensor) -> None:
-        """What the policy says of the rows to judge."""
-        size = self.size or self.num_steps
-        self.logprobs[:size] = logprobs.reshape(size, self.num_envs)
-        self.values[:size] = values.reshape(size, self.num_envs)
-        self.is_judged = True
+        logprobs, values = cast("ScoringPolicy", policy).score(map_observation(rows, self.obs), rows(self.actions))
+        self.logprobs[: self.size] = logprobs.reshape(self.size, self.num_envs)
+        self.values[: self.size] = values.reshape(self.size, self.num_envs)
+        self.has_scores = True
 
     def stacked_final_obs(self) -> ArrayObservation | None:
         """True last observations of the truncated rows, in the order of `final_rows`; None if there are none."""

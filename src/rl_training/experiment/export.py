@@ -24,6 +24,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rl_training.accelerate import used_tensors
 from rl_training.contracts.algorithm import Policy
 from rl_training.contracts.arrays import AnyArray, ArrayObservation
 from rl_training.contracts.batches import Observation
@@ -37,8 +38,6 @@ from rl_training.experiment.build import Experiment
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import safe_name
 from rl_training.experiment.metadata import package_versions, utc_now
-from rl_training.policies.calls import storage_of
-from rl_training.policies.recording import Recorder
 
 ExportFormat = Literal["onnx", "torch-export"]
 SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
@@ -168,12 +167,11 @@ class ExportedPolicy(nn.Module):
 
     def leave_out_unused(self, example: tuple[Tensor, ...]) -> None:
         """Drop the parts of the policy that acting does not use, such as critics."""
-        with torch.no_grad(), Recorder() as recorder:
-            self(*example)
-        used = {storage_of(tensor) for call in recorder.calls for tensor in call.inputs()}
+        with torch.no_grad():
+            is_used = used_tensors(lambda: self(*example))
         for name, part in list(self.policy.named_children()):
             tensors = [*part.parameters(), *part.buffers()]
-            if tensors and not any(storage_of(tensor) in used for tensor in tensors):
+            if tensors and not any(map(is_used, tensors)):
                 delattr(self.policy, name)
 
 

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rl_training.policies.native.compiler import find_compiler
+from rl_training.accelerate import find_compiler
 from rl_training.version import __version__
 
 PACKAGES = ("torch", "gymnasium", "numpy", "safetensors", "ale-py", "mujoco", "Box2D")

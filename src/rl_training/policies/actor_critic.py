@@ -8,16 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rl_training.accelerate import Accelerated, ArrayNetwork
 from rl_training.contracts.algorithm import ActOutput
 from rl_training.contracts.arrays import AnyArray, ArrayObservation
 from rl_training.contracts.batches import Observation, as_arrays, device_of, num_rows
 from rl_training.contracts.spec import BoxActions, EnvSpec
-from rl_training.policies.acting import ArrayNetwork
 from rl_training.policies.distributions import Distribution
 from rl_training.policies.heads import ActionHead
-from rl_training.policies.masks import make_policy_encoder, mask_of, put_mask
+from rl_training.policies.masks import make_policy_encoder, mask_array, mask_of, put_mask
 from rl_training.policies.networks import ActorCriticNetworkConfig, make_mlp, orthogonal_
-from rl_training.policies.recording import Recorded
 
 
 class ActorCriticPolicy(nn.Module):
@@ -46,9 +45,12 @@ class ActorCriticPolicy(nn.Module):
             orthogonal_(self.critic)
             orthogonal_(self.head, gain=0.01)
             orthogonal_(self.value_head, gain=1.0)
-        self._outputs = ArrayNetwork(self.actor, self.head.linear)
-        self._decide = Recorded(self._decision, self)
-        self._judge = Recorded(self._judgement, self)
+        self._outputs = ArrayNetwork(self._acting_layers)
+        self._decide = Accelerated(self._decision, self)
+        self._score = Accelerated(self._scores, self)
+
+    def _acting_layers(self) -> list[nn.Module]:
+        return [self.actor, self.head.linear]
 
     def distribution(self, obs: Observation) -> Distribution:
         """The action distribution alone."""
@@ -81,13 +83,15 @@ class ActorCriticPolicy(nn.Module):
         episode_start: Tensor | None = None,
         rng: np.random.Generator | None = None,
     ) -> ActOutput:
-        """See `Policy.act`. Extras: `logprobs` and `values`, unless they are left to `judge`."""
+        """See `Policy.act`. Extras, when exploring: `logprobs` and `values`."""
         assert deterministic or rng is not None, "stochastic actions need an owned random stream"
         if action_mask is not None:
             obs = put_mask(obs, action_mask, self.masked)
         quick = self._choose(as_arrays(obs), None if deterministic else rng)
         if quick is not None:
-            return ActOutput(torch.from_numpy(quick), {})
+            action = torch.from_numpy(quick)
+            extras = {} if deterministic else dict(zip(("logprobs", "values"), self.score(obs, action), strict=True))
+            return ActOutput(action, extras)
         noise = None
         if rng is not None and not deterministic:
             noise = self.head.draw_noise(rng, num_rows(obs), device_of(obs))
@@ -101,8 +105,10 @@ class ActorCriticPolicy(nn.Module):
 
     def _choose(self, obs: Any, rng: np.random.Generator | None) -> AnyArray | None:
         """Actions by numpy, the likeliest ones without rng; None if this is work for torch."""
-        outputs = None if self.masked else self._outputs(obs)
-        return None if outputs is None else self.head.choose(outputs, rng)
+        outputs = self._outputs(obs)
+        if outputs is None:
+            return None
+        return self.head.choose(outputs, rng, mask_array(obs) if self.masked else None)
 
     @torch.no_grad()
     def _decision(self, obs: Observation, noise: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -111,12 +117,12 @@ class ActorCriticPolicy(nn.Module):
         action = distribution.mode() if noise is None else distribution.sample(noise)
         return action, {"logprobs": distribution.log_prob(action), "values": values}
 
-    def judge(self, obs: Observation, actions: Tensor) -> tuple[Tensor, Tensor]:
+    def score(self, obs: Observation, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities and values [B] of actions taken earlier, without gradients."""
-        return self._judge(obs, actions)
+        return self._score(obs, actions)
 
     @torch.no_grad()
-    def _judgement(self, obs: Observation, actions: Tensor) -> tuple[Tensor, Tensor]:
+    def _scores(self, obs: Observation, actions: Tensor) -> tuple[Tensor, Tensor]:
         distribution, values = self(obs)
         return distribution.log_prob(self.head.flatten(actions)), values
 

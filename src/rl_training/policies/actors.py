@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rl_training.accelerate import Accelerated, ArrayNetwork
 from rl_training.contracts.algorithm import ActOutput
 from rl_training.contracts.arrays import AnyArray, ArrayObservation
 from rl_training.contracts.batches import Observation, as_arrays, num_rows
@@ -23,13 +24,11 @@ from rl_training.contracts.schedule import value_of
 from rl_training.contracts.settings import SameAs, choices, documented, setting
 from rl_training.contracts.spec import BoxActions, EnvSpec
 from rl_training.functional.policies import squashed_log_prob
-from rl_training.policies.acting import ArrayNetwork
 from rl_training.policies.distributions import normal_noise
 from rl_training.policies.encoders import Encoder, encoder_problem, make_encoder
 from rl_training.policies.ensemble import EnsembleCritic
 from rl_training.policies.exploration import NoiseConfig, gaussian_noise, ou_noise
 from rl_training.policies.networks import Activation, make_mlp
-from rl_training.policies.recording import Recorded
 
 LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of a squashed Gaussian's log standard deviation (Haarnoja et al. 2018, their published code)."""
@@ -148,14 +147,14 @@ class ContinuousPolicy(nn.Module):
         self.register_buffer("noise_std", torch.tensor(value_of(noise.std, 0.0), dtype=torch.float32))
         self.actor = self.actor_class(spec, network, own_encoder())
         self.critic = EnsembleCritic(spec, network, num_critics, own_encoder())
-        self._outputs = self.array_network()
-        self._mode = Recorded(self.mode, self.actor)
-        self._sample = Recorded(self.sample, self.actor)
+        self._outputs = ArrayNetwork(self._acting_layers)
+        self._mode = Accelerated(self.mode, self.actor)
+        self._sample = Accelerated(self.sample, self.actor)
 
-    def array_network(self) -> ArrayNetwork | None:
-        """What gives the actor's raw outputs for a few observations quickly; None if there is no such thing."""
+    def _acting_layers(self) -> list[nn.Module]:
+        """The layers that give the actor's raw outputs; none if they are not a chain."""
         trunk = getattr(self.actor, "trunk", None)
-        return ArrayNetwork(trunk.encoder, trunk.hidden, trunk.head) if type(trunk) is Trunk else None
+        return [trunk.encoder, trunk.hidden, trunk.head] if type(trunk) is Trunk else []
 
     def choose(self, outputs: AnyArray, rng: np.random.Generator | None) -> AnyArray:
         """The actions [N, A] that raw outputs mean, by numpy: as `sample`, without rng as `mode`."""
@@ -163,7 +162,7 @@ class ContinuousPolicy(nn.Module):
 
     def act_on_arrays(self, obs: ArrayObservation, rng: np.random.Generator) -> AnyArray | None:
         """See `ArrayPolicy.act_on_arrays`. Noise that is correlated over time is left to `act`, which has a state."""
-        outputs = None if self._outputs is None or self.noise.kind == "ou" else self._outputs(obs)
+        outputs = None if self.noise.kind == "ou" else self._outputs(obs)
         if outputs is None:
             return None
         action = self.choose(outputs, rng)
@@ -199,7 +198,7 @@ class ContinuousPolicy(nn.Module):
         if action_mask is not None:
             raise NotImplementedError("this policy does not take action masks")
         if deterministic:
-            outputs = None if self._outputs is None else self._outputs(as_arrays(obs))
+            outputs = self._outputs(as_arrays(obs))
             action = self._mode(obs) if outputs is None else torch.from_numpy(self.choose(outputs, None))
         else:
             assert rng is not None, "exploring needs an owned random stream"

@@ -11,15 +11,14 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rl_training.accelerate import ConvolutionStack, WideLinear
+from rl_training.contracts.arrays import AnyArray, ArrayObservation
 from rl_training.contracts.batches import Observation
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.images import ImageLayout, has_images, image_layout, is_image
-from rl_training.policies.native.convolutions import Convolutions
-from rl_training.policies.native.layers import WideLinear, scaled
 
 
 class Encoder(nn.Module):
@@ -129,7 +128,7 @@ class FlatEncoder(Encoder):
     def __init__(self, space: spaces.Space[Any]) -> None:
         super().__init__()
         self.sizes: list[int] = []
-        self.starts: Tensor
+        self.offsets: Tensor
         starts: list[int] = []
         if isinstance(space, spaces.Discrete):
             self.sizes, starts = [int(space.n)], [int(space.start)]
@@ -141,7 +140,9 @@ class FlatEncoder(Encoder):
                 "MultiDiscrete, MultiBinary and a Dict of these; gymnasium.wrappers.FlattenObservation turns many "
                 "other spaces into a Box."
             )
-        self.register_buffer("starts", torch.tensor(starts, dtype=torch.int64), persistent=False)
+        # where the ones of each entry begin
+        self._array_offsets = np.cumsum([0, *self.sizes[:-1]], dtype=np.int64) - np.array(starts or [0], np.int64)
+        self.register_buffer("offsets", torch.from_numpy(self._array_offsets), persistent=False)
         self.num_features = sum(self.sizes) or int(np.prod(space.shape or (1,)))
 
     def forward(self, obs: Observation) -> Tensor:
@@ -150,8 +151,20 @@ class FlatEncoder(Encoder):
         rows = obs.reshape(obs.shape[0], -1)
         if not self.sizes:
             return rows.float()
-        codes = rows.long() - self.starts
-        return torch.cat([F.one_hot(codes[:, i], size) for i, size in enumerate(self.sizes)], dim=1).float()
+        places = rows.long() + self.offsets
+        # not F.one_hot, which reads the largest value
+        return torch.zeros(len(rows), self.num_features, device=rows.device).scatter_(1, places, 1.0)
+
+    def encode_arrays(self, obs: ArrayObservation) -> AnyArray | None:
+        """What `forward` does, for arrays; None if the observations are no array."""
+        if not isinstance(obs, np.ndarray):
+            return None
+        rows = obs.reshape(len(obs), -1)
+        if not self.sizes:
+            return rows
+        features = np.zeros((len(rows), self.num_features), np.float32)
+        np.put_along_axis(features, rows.astype(np.int64) + self._array_offsets, 1.0, axis=1)
+        return features
 
 
 NATURE_SIZE = 36
@@ -175,7 +188,8 @@ class ImageEncoder(Encoder):
 
     def pixels(self, obs: Observation) -> Tensor:
         """Channels first, and bytes scaled to [0, 1]."""
-        return scaled(self.images(obs), self.scale)
+        images = self.images(obs).contiguous(memory_format=torch.channels_last)  # convolutions on a CPU are faster so
+        return images.to(torch.float32, copy=True).mul_(self.scale)
 
 
 @register_encoder("nature_cnn")
@@ -186,7 +200,7 @@ class NatureCNN(ImageEncoder):
         super().__init__(space)
         if min(self.layout.size) < NATURE_SIZE:
             raise SpaceError(f"nature_cnn needs images of at least {NATURE_SIZE} pixels; for {space} use impala_cnn")
-        self.convolutions = Convolutions(
+        self.convolutions = ConvolutionStack(
             nn.Conv2d(self.layout.num_channels, 32, 8, stride=4), nn.ReLU(inplace=True),
             nn.Conv2d(32, 64, 4, stride=2), nn.ReLU(inplace=True),
             nn.Conv2d(64, 64, 3), nn.ReLU(inplace=True), nn.Flatten(),
@@ -255,7 +269,7 @@ class DrQCNN(ImageEncoder):
         super().__init__(space)
         if min(self.layout.size) < DRQ_SIZE:
             raise SpaceError(f"drq_cnn needs images of at least {DRQ_SIZE} pixels; for {space} use impala_cnn")
-        self.convolutions = Convolutions(
+        self.convolutions = ConvolutionStack(
             nn.Conv2d(self.layout.num_channels, 32, 3, stride=2), nn.ReLU(inplace=True),
             nn.Conv2d(32, 32, 3), nn.ReLU(inplace=True),
             nn.Conv2d(32, 32, 3), nn.ReLU(inplace=True),
@@ -299,3 +313,14 @@ class DictEncoder(Encoder):
         """See `Encoder.forward`."""
         obs = cast("dict[str, Tensor]", obs)
         return torch.cat([part(obs[key]) for key, part in zip(self.keys, self.parts, strict=True)], dim=1)
+
+    def encode_arrays(self, obs: ArrayObservation) -> AnyArray | None:
+        """What `forward` does, for arrays; None if an entry is left to torch."""
+        found: list[AnyArray] = []
+        for key, part in zip(self.keys, self.parts, strict=True):
+            encode = getattr(part, "encode_arrays", None)
+            features = None if encode is None else encode(cast("dict[str, AnyArray]", obs)[key])
+            if features is None:
+                return None
+            found.append(features.astype(np.float32, copy=False))
+        return np.concatenate(found, axis=1)

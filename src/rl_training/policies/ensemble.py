@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from rl_training.policies.actors import OffPolicyNetworkConfig
 
 
+Members = slice | Tensor
+"""Which networks of an ensemble: a slice, or a tensor [M] of their numbers."""
+
+
+def _count(members: Members, num_members: int) -> int:
+    return len(members) if isinstance(members, Tensor) else len(range(num_members)[members])
+
+
 class EnsembleLinear(nn.Module):
     """E linear layers side by side; each begins as `nn.Linear` would."""
 
@@ -35,7 +43,7 @@ class EnsembleLinear(nn.Module):
             nn.init.orthogonal_(weight, gain)
         nn.init.zeros_(self.bias)
 
-    def forward(self, x: Tensor, members: slice | None = None) -> Tensor:
+    def forward(self, x: Tensor, members: Members | None = None) -> Tensor:
         """From [E, B, inputs] to [E, B, outputs]; with `members`, E is the number of those chosen."""
         weight: Tensor = self.weight
         bias: Tensor = self.bias
@@ -60,9 +68,9 @@ class EnsembleMLP(nn.Module):
         )
         self.activation = ACTIVATIONS[activation]()
 
-    def forward(self, x: Tensor, members: slice | None = None) -> Tensor:
+    def forward(self, x: Tensor, members: Members | None = None) -> Tensor:
         """From [B, inputs] to [E, B, outputs]; `members` chooses some of the networks."""
-        num_members = self.num_members if members is None else len(range(self.num_members)[members])
+        num_members = self.num_members if members is None else _count(members, self.num_members)
         x = x.expand(num_members, *x.shape)
         for index, layer in enumerate(self.layers):
             x = layer(self.activation(x) if index else x, members)
@@ -83,7 +91,7 @@ class EnsembleCritic(nn.Module):
         num_inputs = self.encoder.num_features + int(np.prod(spec.action_space.shape or ()))
         self.members = EnsembleMLP(num_critics, num_inputs, network.critic_sizes, 1, network.activation)
 
-    def forward(self, obs: Observation, action: Tensor, members: slice | None = None) -> Tensor:
+    def forward(self, obs: Observation, action: Tensor, members: Members | None = None) -> Tensor:
         """Values [E, B] of actions [B, ...]; `members` chooses some of the critics."""
         features = self.encoder(obs)
         inputs = torch.cat((features, action.reshape(features.shape[0], -1)), dim=1)

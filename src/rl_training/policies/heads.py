@@ -22,7 +22,7 @@ from rl_training.policies.distributions import (
     logistic_noise,
     normal_noise,
 )
-from rl_training.policies.masks import apply_mask
+from rl_training.policies.masks import MASKED, apply_mask
 
 NoiseFn = Callable[[np.random.Generator, tuple[int, ...]], FloatArray]
 
@@ -71,11 +71,13 @@ class ActionHead(nn.Module):
         """Noise for `Distribution.sample`, drawn from an owned stream."""
         return torch.from_numpy(self.noise(rng, (batch_size, self.num_outputs))).to(device)
 
-    def choose(self, outputs: AnyArray, rng: np.random.Generator | None) -> AnyArray:
-        """Actions from the linear layer's outputs [N, ...], in the shape of the space; the likeliest ones without rng.
+    def choose(self, outputs: AnyArray, rng: np.random.Generator | None, mask: AnyArray | None = None) -> AnyArray:
+        """Actions from the linear layer's outputs [N, ...], in the shape of the space; without rng the mode.
 
-        What `Distribution.sample` and `mode` do with tensors.
+        What `Distribution.sample` and `mode` do with tensors. A mask [N, ...] marks valid actions.
         """
+        if mask is not None:
+            outputs = np.where(mask, outputs, np.float32(MASKED))
         noise = None if rng is None else self.noise(rng, outputs.shape)
         if self.single_choice:
             best: AnyArray = (outputs if noise is None else outputs + noise).argmax(axis=1)

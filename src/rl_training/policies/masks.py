@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import cast
 
+import numpy as np
 from gymnasium import spaces
 from torch import Tensor
 
+from rl_training.contracts.arrays import AnyArray, ArrayObservation
 from rl_training.contracts.batches import Observation
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.spec import ACTION_MASK, EnvSpec
@@ -24,6 +26,12 @@ def mask_of(obs: Observation) -> Tensor:
     """The mask [B, A] within a batch of observations."""
     assert isinstance(obs, dict)
     return obs[ACTION_MASK].bool()
+
+
+def mask_array(obs: ArrayObservation) -> AnyArray:
+    """The mask [N, A] within observations that are arrays, as booleans."""
+    assert isinstance(obs, dict)
+    return obs[ACTION_MASK].astype(np.bool_, copy=False)
 
 
 def put_mask(obs: Observation, mask: Tensor, masked: bool) -> Observation:
@@ -62,6 +70,14 @@ class UnmaskedEncoder(Encoder):
         obs = cast("dict[str, Tensor]", obs)
         features: Tensor = self.encoder(obs["observation"] if self.single else obs)
         return features
+
+    def encode_arrays(self, obs: ArrayObservation) -> AnyArray | None:
+        """What `forward` does, for arrays; None if that is left to torch."""
+        encode = getattr(self.encoder, "encode_arrays", None)
+        found: AnyArray | None = None
+        if encode is not None and isinstance(obs, dict):
+            found = encode(obs["observation"] if self.single else obs)
+        return found
 
 
 def make_policy_encoder(name: str, spec: EnvSpec) -> Encoder:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import torch
 from torch import nn
 
 from rl_training.contracts.settings import SameAs, choices, documented, setting
@@ -61,6 +64,14 @@ def orthogonal_(module: nn.Module, gain: float = math.sqrt(2)) -> None:
             nn.init.orthogonal_(layer.weight, gain)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+
+
+@contextmanager
+def seeded_weights(rng: np.random.Generator) -> Iterator[None]:
+    """Networks that are made meanwhile get their initial weights from a stream, not from torch's global generator."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(rng.integers(2**63)))
+        yield
 
 
 class TrainingMode:

@@ -8,20 +8,19 @@ saved by the module under their names, optimizer slots here under the same names
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from rl_training.accelerate import Accelerated, layout, num_registrations, scale_, write_gradients
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.settings import documented, log_uniform, setting
 from rl_training.contracts.state import MAX_NUMBER, Stateful, check_keys, check_tensor
-from rl_training.policies.kernels import ALIGNMENT
-from rl_training.policies.native.layers import places_for_gradients
 from rl_training.policies.networks import TrainingMode
-from rl_training.policies.recording import Recorded
 
 
 @documented
@@ -49,30 +48,89 @@ class OptimizerConfig:
 
 
 class ParameterStore(Stateful):
-    """Owns the flat parameters, gradients and optimizer slots of one module."""
+    """Owns the flat parameters, gradients and optimizer slots of a network, or of some parts of it.
 
-    def __init__(self, module: nn.Module, optimizer: OptimizerConfig) -> None:
-        named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    Parts are named, so that one that its owner replaces is found: `ParameterStore(policy, settings, parts=["actor"])`.
+    """
+
+    transient: ClassVar[tuple[str, ...]] = ("network", "flat", "grad", "parameters", "slices", "_all", "_learning")
+
+    def __init__(self, network: nn.Module, optimizer: OptimizerConfig, parts: Sequence[str] = ()) -> None:
+        self.network = network
+        self.parts = tuple(parts)
+        self.settings = optimizer
+        self._build()
+        self._apply = Accelerated(self.optimizer_step, why_plain=self.why_plain)
+
+    @property
+    def why_plain(self) -> str:
+        """Why a step of the optimizer cannot be recorded; empty if it can."""
+        return "" if self.is_fused else f"{type(self.optimizer).__name__} reads its learning rate as a number"
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """All parameters by name, also frozen ones. Names begin with the part's if there are several."""
+        if len(self.parts) < 2:
+            module = self.network if not self.parts else self.network.get_submodule(self.parts[0])
+            return dict(module.named_parameters())
+        return {
+            f"{part}.{name}": parameter
+            for part in self.parts
+            for name, parameter in self.network.get_submodule(part).named_parameters()
+        }
+
+    def _trainable(self) -> dict[str, nn.Parameter]:
+        """The parameters that learn, by name: those that are not frozen."""
+        return {name: parameter for name, parameter in self.named_parameters().items() if parameter.requires_grad}
+
+    def _build(self) -> None:
+        """Lay out the parameters that learn, and make their optimizer."""
+        named = self._trainable()
         self.parameters = list(named.values())
-        if len({parameter.dtype for parameter in self.parameters}) != 1:
-            raise ValueError(f"a store needs parameters of one type, got {[p.dtype for p in self.parameters]}")
-        self.slices: dict[str, tuple[slice, torch.Size]] = {}
-        size = 0
-        for name, parameter in named.items():
-            self.slices[name] = (slice(size, size + parameter.numel()), parameter.shape)
-            size += -(-parameter.nbytes // ALIGNMENT) * ALIGNMENT // parameter.element_size()
-        self.flat = nn.Parameter(self.parameters[0].new_zeros(size))
+        self._all = list(self.named_parameters().values())
+        if len({parameter.dtype for parameter in self._all}) != 1:
+            raise ValueError(f"a store needs parameters of one type, got {[p.dtype for p in self._all]}")
+        self.slices, size = layout(named)
+        self._learning = [parameter.requires_grad for parameter in self._all]
+        self.flat = nn.Parameter(self._all[0].new_zeros(size))
         self.grad = torch.zeros_like(self.flat)
         self.flat.grad = self.grad
         for parameter, (span, shape) in zip(self.parameters, self.slices.values(), strict=True):
             self.flat.data[span] = parameter.detach().reshape(-1)
             parameter.data = self.flat.data[span].view(shape)
             parameter.grad = self.grad[span].view(shape)
-        self.optimizer = optimizer.make(self.flat)
+        self.optimizer = self.settings.make(self.flat)
         self.is_fused = bool(self.optimizer.param_groups[0].get("fused"))
-        self.may_look = False
-        """Whether gradients that need no clipping are left alone, which is a matter of a value: see `Recorded`."""
-        self._apply = Recorded(self.optimizer_step)
+        self._registrations = num_registrations()
+
+    def is_current(self) -> bool:
+        """Whether no submodule was replaced and no parameter frozen or unfrozen, as far as a quick look tells."""
+        learning = [parameter.requires_grad for parameter in self._all]
+        return num_registrations() == self._registrations and learning == self._learning
+
+    def follow_module(self) -> bool:
+        """Take over changes of the module: frozen or unfrozen parameters, replaced submodules or memory.
+
+        Optimizer slots of parameters that stay are kept. Returns whether anything changed.
+        """
+        self._registrations = num_registrations()
+        found = self._trainable()
+        if list(found) == list(self.slices) and all(map(operator.is_, found.values(), self.parameters)):
+            places = [self.flat[span].data_ptr() for span, _ in self.slices.values()]
+            if [parameter.data_ptr() for parameter in self.parameters] == places:
+                return False
+        kept = dict(zip(self.slices, self.parameters, strict=True))
+        state = self.state_dict()
+        self._build()
+        state.pop("frozen", None)
+        slots = {slot: tensors for slot, tensors in state.items() if slot not in ("kind", "step")}
+        if slots and self.parameters:
+            for slot, tensors in slots.items():
+                state[slot] = {
+                    name: tensors[name] if kept.get(name) is parameter else torch.zeros_like(parameter)
+                    for name, parameter in found.items()
+                }
+            self._load_slots(state)
+        return True
 
     def step(self, loss: Tensor, *, learning_rate: float, max_grad_norm: float | None) -> Tensor:
         """Gradients of `loss`, clipping by their global norm, one optimizer step. Returns the norm before clipping."""
@@ -85,17 +143,12 @@ class ParameterStore(Stateful):
 
         Only the store's own parameters are differentiated: an actor's loss goes through critics without learning them.
         """
-        places = [self.grad[span].view(shape) for span, shape in self.slices.values()]
-        with places_for_gradients(zip(self.parameters, places, strict=True)):
-            found = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-        for gradient, place in zip(found, places, strict=True):
-            if gradient.data_ptr() != place.data_ptr():
-                place.copy_(gradient)
+        if self.parameters:
+            places = [self.grad[span].view(shape) for span, shape in self.slices.values()]
+            write_gradients(loss, self.parameters, places)
         norm: Tensor = self.grad.norm()
         if max_grad_norm is not None:
-            factor = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-            if not self.may_look or not factor >= 1.0:  # also where the norm is not a number
-                self.grad.mul_(factor)
+            scale_(self.grad, (max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
 
     def apply(self, learning_rate: float | Tensor) -> None:
@@ -110,6 +163,15 @@ class ParameterStore(Stateful):
         self.optimizer.param_groups[0]["lr"] = learning_rate if self.is_fused else learning_rate.item()
         self.optimizer.step()
 
+    def _freeze(self, names: Any) -> None:
+        """Freeze the parameters with these names, and no others."""
+        own = self.named_parameters()
+        if not isinstance(names, list) or not all(isinstance(name, str) and name in own for name in names):
+            raise CheckpointError(f"the frozen parameters do not fit the network: {names!r:.80}")
+        for name, parameter in own.items():
+            parameter.requires_grad_(name not in names)
+        self.follow_module()
+
     def _slot_names(self) -> set[str]:
         """What the optimizer keeps for each parameter."""
         names = {"Adam": {"exp_avg", "exp_avg_sq"}, "AdamW": {"exp_avg", "exp_avg_sq"}, "RMSprop": {"square_avg"}}
@@ -123,13 +185,20 @@ class ParameterStore(Stateful):
             "kind": type(self.optimizer).__name__,
             "step": int(slots["step"]) if "step" in slots else 0,
         }
+        if frozen := [name for name, parameter in self.named_parameters().items() if not parameter.requires_grad]:
+            state["frozen"] = frozen
         for slot, tensor in slots.items():
             if slot != "step" and tensor is not None:
                 state[slot] = {name: tensor[span].view(shape) for name, (span, shape) in self.slices.items()}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore optimizer slots. Weights are restored by the module that owns them."""
+        """Restore optimizer slots, and which parameters are frozen. The module that owns the weights restores these."""
+        state = dict(state)
+        self._freeze(state.pop("frozen", []))
+        self._load_slots(state)
+
+    def _load_slots(self, state: dict[str, Any]) -> None:
         self.grad.zero_()  # also between the parameters, where clipping may have left what is not a number
         slots: dict[str, Any] = {}
         if state["kind"] != type(self.optimizer).__name__:
@@ -160,11 +229,11 @@ class ParameterStore(Stateful):
 
 
 class GradientStep:
-    """A step of a store's parameters down the gradient of a loss, made quick by recording it.
+    """One accelerated step of a store's parameters down the gradient of a loss.
 
-    `losses` is a function of tensors that returns tensors by name. The one named `loss` is made smaller; the others are
-    passed on, together with `gradient_norm` from before clipping. See `Recorded` for what the function may do; `module`
-    is the network that it evaluates, which is in training mode meanwhile, and in evaluation mode otherwise.
+    `losses` is a function of tensors that returns tensors by name. The one named `loss` is minimised; the others are
+    passed on, together with `gradient_norm` from before clipping. `module` is the network that `losses` evaluates. It
+    is in training mode during the step, and in evaluation mode otherwise.
 
     Example:
         >>> line = nn.Linear(1, 1)
@@ -187,25 +256,29 @@ class GradientStep:
         self.store = store
         self.losses = losses
         self.max_grad_norm = max_grad_norm
+        self.module = module
         self._training = TrainingMode(module)
-        self._recorded = Recorded(self._whole_step if store.is_fused else self._differentiate, module)
-        store.may_look = self._recorded.is_foreign and store.flat.device.type == "cpu"
+        self._step = Accelerated(self._whole_step if store.is_fused else self._differentiate, module)
 
-    def __call__(self, learning_rate: float, *inputs: Any) -> dict[str, Tensor]:
+    def rebuild(self) -> None:
+        """Look at the module again: see `ParameterStore.follow_module`."""
+        self._training = TrainingMode(self.module)
+
+    def __call__(self, learning_rate: float | Tensor, *inputs: Any, **named: Any) -> dict[str, Tensor]:
         """Make the step; what `losses` gave before it, detached."""
         if self.store.is_fused:
-            return self._recorded(learning_rate, *inputs)
-        found = self._recorded(*inputs)
+            return self._step(learning_rate, *inputs, **named)
+        found = self._step(*inputs, **named)
         self.store.apply(learning_rate)
         return found
 
-    def _whole_step(self, learning_rate: Tensor, *inputs: Any) -> dict[str, Tensor]:
-        found = self._differentiate(*inputs)
+    def _whole_step(self, learning_rate: Tensor, *inputs: Any, **named: Any) -> dict[str, Tensor]:
+        found = self._differentiate(*inputs, **named)
         self.store.apply(learning_rate)  # by itself where this is not recorded
         return found
 
-    def _differentiate(self, *inputs: Any) -> dict[str, Tensor]:
+    def _differentiate(self, *inputs: Any, **named: Any) -> dict[str, Tensor]:
         with self._training:
-            found = self.losses(*inputs)
+            found = self.losses(*inputs, **named)
             norm = self.store.differentiate(found["loss"], self.max_grad_norm)
         return {**{name: value.detach() for name, value in found.items()}, "gradient_norm": norm}

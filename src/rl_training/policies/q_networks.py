@@ -14,20 +14,19 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rl_training.accelerate import Accelerated, ArrayNetwork
 from rl_training.contracts.algorithm import ActOutput
 from rl_training.contracts.arrays import AnyArray, ArrayObservation
 from rl_training.contracts.batches import Observation, as_arrays
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.settings import choices, documented, setting
 from rl_training.contracts.spec import BoxActions, EnvSpec
-from rl_training.policies.acting import ArrayNetwork
 from rl_training.policies.activations import ACTIVATIONS
 from rl_training.policies.encoders import encoder_problem
 from rl_training.policies.exploration import random_actions
-from rl_training.policies.masks import apply_mask, make_policy_encoder, mask_of, put_mask
+from rl_training.policies.masks import MASKED, apply_mask, make_policy_encoder, mask_array, mask_of, put_mask
 from rl_training.policies.networks import Activation
 from rl_training.policies.noisy import NoisyLinear, remove_noise, reset_noise
-from rl_training.policies.recording import Recorded
 
 
 @documented
@@ -88,9 +87,9 @@ class QNetwork(nn.Module):
         outputs: Tensor = self.head(self.hidden(obs))
         return self.duel(outputs.view(outputs.shape[0], -1, self.num_outputs))
 
-    def array_network(self) -> ArrayNetwork | None:
-        """What gives the head's outputs for a few observations quickly; None if they are not a chain of layers."""
-        return None if self.masked else ArrayNetwork(self.hidden, self.head)
+    def acting_layers(self) -> list[nn.Module]:
+        """The layers that give the head's outputs; none if they are not a chain."""
+        return [self.hidden, self.head]
 
     def duel(self, outputs: Tensor) -> Tensor:
         """From the head's rows to those of actions: value + advantage - mean advantage, if the network is dueling."""
@@ -185,8 +184,9 @@ class ImplicitQuantileQNetwork(QNetwork):
         self.register_buffer("frequencies", math.pi * torch.arange(embedding_size), persistent=False)
         self.register_buffer("greedy_fractions", midpoints(num_greedy_fractions).unsqueeze(0), persistent=False)
 
-    def array_network(self) -> None:
-        """See `QNetwork.array_network`: the fractions come in between."""
+    def acting_layers(self) -> list[nn.Module]:
+        """See `QNetwork.acting_layers`: none, because the fractions come in between."""
+        return []
 
     def forward(self, obs: Observation, fractions: Tensor | None = None) -> Tensor:
         """Quantiles [B, A, F] at fractions [B, F] or [1, F]; without any, at the greedy ones."""
@@ -223,8 +223,11 @@ class QPolicy(nn.Module, Generic[NetworkT]):
         super().__init__()
         self.network = network
         self.register_buffer("epsilon", torch.tensor(float(epsilon)))
-        self._array_network = network.array_network()
-        self._best = Recorded(self._best_actions, network)
+        self._outputs = ArrayNetwork(self._acting_layers)
+        self._best = Accelerated(self._best_actions, network)
+
+    def _acting_layers(self) -> list[nn.Module]:
+        return self.network.acting_layers()
 
     def mode(self, obs: Observation) -> Tensor:
         """Greedy actions [N]."""
@@ -232,7 +235,7 @@ class QPolicy(nn.Module, Generic[NetworkT]):
 
     def _quick(self, obs: Any) -> AnyArray | None:
         """See `mode`, by numpy; None if this is work for torch."""
-        outputs = None if self._array_network is None else self._array_network(obs)
+        outputs = self._outputs(obs)
         if outputs is None:
             return None
         network = self.network
@@ -240,6 +243,9 @@ class QPolicy(nn.Module, Generic[NetworkT]):
             with torch.no_grad():
                 rows = torch.from_numpy(outputs).view(len(outputs), -1, network.num_outputs)
                 outputs = network.expected(network.duel(rows)).numpy()
+        if network.masked:
+            mask = mask_array(obs)
+            outputs = np.where(mask | ~mask.any(axis=1, keepdims=True), outputs.reshape(mask.shape), np.float32(MASKED))
         best: AnyArray = outputs.argmax(axis=1)
         return best
 
@@ -278,7 +284,9 @@ class QPolicy(nn.Module, Generic[NetworkT]):
     def act_on_arrays(self, obs: ArrayObservation, rng: np.random.Generator) -> AnyArray | None:
         """See `ArrayPolicy.act_on_arrays`."""
         greedy = self._quick(obs)
-        return None if greedy is None else self._explore(greedy, None, rng)
+        if greedy is None:
+            return None
+        return self._explore(greedy, torch.from_numpy(mask_array(obs)) if self.network.masked else None, rng)
 
     def _explore(self, greedy: AnyArray, mask: Tensor | None, rng: Any) -> AnyArray:
         """Some actions replaced by random ones."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar, cast
 
 import torch
 from torch import nn
@@ -27,24 +27,46 @@ class Target(Stateful, Generic[ModuleT]):
         >>> target.update(tau=0.005)  # target <- 0.005 * online + 0.995 * target
     """
 
-    transient: ClassVar[tuple[str, ...]] = ("flat", "source", "followed")
+    transient: ClassVar[tuple[str, ...]] = ("flat", "source", "network", "store", "_online")
 
-    def __init__(self, module: ModuleT, store: ParameterStore) -> None:
+    def __init__(self, network: nn.Module, store: ParameterStore, part: str = "") -> None:
+        self.network, self.part, self.store = network, part, store
+        self._build(copy.deepcopy(self.followed))
+
+    @property
+    def followed(self) -> ModuleT:
+        """The module that is followed: a part of the network, or all of it."""
+        return cast("ModuleT", self.network.get_submodule(self.part))
+
+    def rebuild(self) -> None:
+        """Copy the module again after it was changed; weights of parameters that stayed keep their slow values."""
+        before, fresh = dict(self.module.named_parameters()), copy.deepcopy(self.followed)
+        online = dict(self.followed.named_parameters())
+        with torch.no_grad():
+            for name, parameter in fresh.named_parameters():
+                if self._online.get(name) is online[name]:
+                    parameter.copy_(before[name])
+        self._build(fresh)
+
+    def _build(self, duplicate: ModuleT) -> None:
+        module, store = self.followed, self.store
         trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
         spans = {id(p): span for p, (span, _) in zip(store.parameters, store.slices.values(), strict=True)}
-        if not trainable or any(id(p) not in spans for p in trainable.values()):
+        if any(id(p) not in spans for p in trainable.values()):
             raise ValueError("the store was built over another module than the one to copy")
-        self.module: ModuleT = copy.deepcopy(module).eval().requires_grad_(False)
-        first = min(spans[id(p)].start for p in trainable.values())
-        self.source = store.flat.detach()[first : max(spans[id(p)].stop for p in trainable.values())]
-        self.flat = self.source.clone()
+        self._online = dict(module.named_parameters())
+        self.module = duplicate.eval().requires_grad_(False)
+        first = min((spans[id(p)].start for p in trainable.values()), default=0)
+        self.source = store.flat.detach()[first : max((spans[id(p)].stop for p in trainable.values()), default=0)]
+        self.flat = torch.zeros_like(self.source)
         copies = dict(self.module.named_parameters())
         for name, p in trainable.items():
             start = spans[id(p)].start - first
-            copies[name].data = self.flat[start : start + p.numel()].view(p.shape)
+            place = self.flat[start : start + p.numel()].view(p.shape)
+            place.copy_(copies[name].detach())
+            copies[name].data = place
         # what else is saved: buffers, and parameters that were frozen already
         self.others = [name for name in self.module.state_dict() if name not in trainable]
-        self.followed = module
 
     @torch.no_grad()
     def update(self, tau: float = 1.0) -> None:

@@ -35,6 +35,7 @@ class OnPolicyTrainer(Trainer):
             env_steps=self.env_steps,
         )
         self.buffer.last_obs = self.collector.policy_obs
+        self.buffer.score(self.policy, self.collector.device)
         began = time.perf_counter()
         if stats.num_transitions:
             result = self.algorithm.update(self.buffer, self.progress)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rl_training.accelerate import keep_memory
 from rl_training.contracts.algorithm import Algorithm, Policy
 from rl_training.contracts.batches import EvaluationResult, Metrics, Progress
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.state import Stateful, check_keys, check_plain
+from rl_training.policies.changes import NetworkChanges
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
-from rl_training.runtime.memory import keep_memory
 
 
 @dataclass
@@ -77,6 +78,7 @@ class Trainer(Stateful, ABC):
         self._timers = Timers()
         self._callback_state: dict[str, Any] = {}
         self._just_restored = False
+        self._changes = NetworkChanges(algorithm)
         self.restored_from = "the saved state"
         """Where the state was read from, for messages."""
 
@@ -99,6 +101,7 @@ class Trainer(Stateful, ABC):
         self._timers = Timers()
         if self.progress.horizon == 0:
             self.progress.horizon = total_timesteps
+        self._changes.take_over()
         with ExitStack() as closing:
             for callback in reversed(self.callbacks):  # closed in their order, each even if another cannot be
                 closing.callback(callback.close)
@@ -107,6 +110,8 @@ class Trainer(Stateful, ABC):
                 callback.on_start(self)
             while self.env_steps < total_timesteps and self._stop_reason is None:
                 before = self.env_steps
+                if self._changes.found():
+                    self._changes.take_over()
                 self.iterate()
                 self._timers.steps += self.env_steps - before
                 for callback in self.callbacks:

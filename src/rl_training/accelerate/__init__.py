@@ -1,0 +1,46 @@
+"""Makes functions of tensors fast without changing what they compute. README.md in this folder explains how.
+
+- `Accelerated(function, module)`: a function and its network go in, a function with the same meaning comes out.
+- `ArrayNetwork(*modules)`: acting; a chain of layers as a function of numpy arrays.
+- `using(mode)`, `report(owner)`, `forget(owner)`: choose a mode, say what is accelerated, start again after weights
+  were replaced.
+- `num_registrations()`: changes when a module anywhere gets another submodule or parameter.
+- `layout`, `write_gradients`, `scale_`: the three places where flat parameters meet memory.
+- `ConvolutionStack`, `WideLinear`: layers of image networks, as torch has them.
+
+Nothing outside this package imports its modules.
+"""
+
+from rl_training.accelerate.array_network import ArrayNetwork
+from rl_training.accelerate.calls import used_tensors
+from rl_training.accelerate.flat import layout, scale_, write_gradients
+from rl_training.accelerate.memory import keep_memory
+from rl_training.accelerate.modes import Mode, current_mode, describe_machine, mode_problem, using
+from rl_training.accelerate.native.compiler import find_compiler
+from rl_training.accelerate.native.convolutions import ConvolutionStack
+from rl_training.accelerate.native.layers import WideLinear
+from rl_training.accelerate.recording import Accelerated, declare_pure
+from rl_training.accelerate.registrations import num_registrations
+from rl_training.accelerate.report import forget, report
+
+__all__ = [
+    "Accelerated",
+    "ArrayNetwork",
+    "ConvolutionStack",
+    "Mode",
+    "WideLinear",
+    "current_mode",
+    "declare_pure",
+    "describe_machine",
+    "find_compiler",
+    "forget",
+    "keep_memory",
+    "layout",
+    "mode_problem",
+    "num_registrations",
+    "report",
+    "scale_",
+    "used_tensors",
+    "using",
+    "write_gradients",
+]

@@ -1,0 +1,36 @@
+"""Counts how often any module got a submodule or parameter, to notice that a network was changed from outside."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+_counter = itertools.count(1)
+_latest = 0
+
+
+def _count(module: Any, name: str, value: Any) -> None:
+    global _latest
+    _latest = next(_counter)
+
+
+register_module_module_registration_hook(_count)
+register_module_parameter_registration_hook(_count)
+
+
+def num_registrations() -> int:
+    """How many submodules and parameters were set in this process. Equal numbers: no network was rebuilt meanwhile.
+
+    Example:
+        >>> from torch import nn
+        >>> network, before = nn.Sequential(nn.Linear(2, 2)), num_registrations()
+        >>> network[0] = nn.Linear(2, 2)
+        >>> num_registrations() > before
+        True
+    """
+    return _latest

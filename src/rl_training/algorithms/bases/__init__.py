@@ -1,0 +1,1 @@
+"""What families of algorithms share. Algorithms themselves are the modules of the package above."""

@@ -1,0 +1,160 @@
+"""The base of DDPG, TD3, SAC and DrQ-v2: an actor, an ensemble of critics with targets, and the critics' step."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.accelerate import Accelerated
+from rl_training.contracts.algorithm import Algorithm
+from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
+from rl_training.contracts.schedule import ScheduleOrFloat, value_of
+from rl_training.contracts.settings import documented, log_uniform, setting
+from rl_training.contracts.spec import EnvSpec, OffPolicyConfig
+from rl_training.functional.ensembles import ensemble_td_loss
+from rl_training.policies.actors import ContinuousPolicy, OffPolicyNetworkConfig
+from rl_training.policies.distributions import normal_noise
+from rl_training.policies.ensemble import EnsembleCritic
+from rl_training.policies.exploration import NoiseConfig
+from rl_training.policies.networks import seeded_weights
+from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
+from rl_training.policies.targets import Target
+
+
+def _adam() -> OptimizerConfig:
+    return OptimizerConfig(eps=1e-8)
+
+
+@documented
+@dataclass
+class OffPolicyActorCriticConfig(OffPolicyConfig):
+    """Settings shared by off-policy actor-critics. The defaults are those of Stable-Baselines3's SAC."""
+
+    learning_rate: ScheduleOrFloat = setting(
+        3e-4, "Learning rate of the actor, a number or a schedule.", ge=0, search=log_uniform(1e-5, 1e-2)
+    )
+    critic_learning_rate: ScheduleOrFloat | None = setting(
+        None, "Learning rate of the critics, a number or a schedule; none for learning_rate.", ge=0
+    )
+    tau: float = setting(
+        0.005,
+        "Share of the new weights in each update of the target networks.",
+        ge=0,
+        le=1,
+        search=log_uniform(1e-3, 0.1),
+    )
+    num_critics: int = setting(2, "Critics in the ensemble; targets take the smallest.", ge=1)
+    max_grad_norm: float | None = setting(None, "Largest norm of each network's gradient; none to not clip.", gt=0)
+    network: OffPolicyNetworkConfig = setting(factory=OffPolicyNetworkConfig, help="Networks.")
+    optimizer: OptimizerConfig = setting(factory=_adam, help="Optimizer.")
+    noise: NoiseConfig = setting(factory=NoiseConfig, help="Noise added to actions while exploring.")
+
+
+OffPolicyActorCriticConfigT = TypeVar("OffPolicyActorCriticConfigT", bound=OffPolicyActorCriticConfig)
+
+
+class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Generic[OffPolicyActorCriticConfigT]):
+    """Base of off-policy actor-critics: builds the policy, its optimizers and the critics' target.
+
+    A subclass writes `update`, which draws random numbers and calls `gradient_steps`; and `gradient_steps`, a function
+    of tensors alone, which is accelerated as a whole.
+    """
+
+    policy: ContinuousPolicy
+    policy_class: ClassVar[type[ContinuousPolicy]]
+    critic_parts: ClassVar[tuple[str, ...]] = ("critic",)
+    """Parts of the policy that the critics' loss trains."""
+
+    def __init__(
+        self, config: OffPolicyActorCriticConfigT, spec: EnvSpec, device: torch.device, rng: np.random.Generator
+    ) -> None:
+        super().__init__(config, spec, device, rng)
+        with seeded_weights(rng):
+            self.policy = self.policy_class(spec, config.network, config.num_critics, config.noise).to(device)
+        self.actor_store = ParameterStore(self.policy, config.optimizer, parts=["actor"])
+        self.critic_store = ParameterStore(self.policy, config.optimizer, parts=self.critic_parts)
+        self.critic_target: Target[EnsembleCritic] = Target(self.policy, self.critic_store, part="critic")
+        norm = config.max_grad_norm
+        self.critic_step = GradientStep(self.critic_store, self.critic_losses, module=self.policy, max_grad_norm=norm)
+        self.actor_step = GradientStep(self.actor_store, self.actor_losses, module=self.policy, max_grad_norm=norm)
+        self.gradient_steps = Accelerated(  # type: ignore[method-assign]
+            self.gradient_steps, self.policy, why_plain=self.actor_store.why_plain
+        )
+
+    @abstractmethod
+    def gradient_steps(self, batch: TransitionBatch, *args: Any, **inputs: Any) -> dict[str, Tensor]:
+        """One step of the critics, one of the actor where it is due, and then the targets; a function of tensors alone.
+
+        It returns metrics by name, and `priorities` [B].
+        """
+
+    @abstractmethod
+    def q_target(self, batch: TransitionBatch, *args: Any, **inputs: Any) -> Tensor:
+        """What the critics learn to predict [B]; a function of tensors alone."""
+
+    @abstractmethod
+    def actor_losses(self, obs: Observation, *args: Any, **inputs: Any) -> dict[str, Tensor]:
+        """What a step of the actor minimises, named `loss`; a function of tensors alone."""
+
+    def critic_losses(self, batch: TransitionBatch, **inputs: Tensor) -> dict[str, Tensor]:
+        """The critics' errors; `priorities` [B] are the mean absolute ones over the critics.
+
+        `inputs` are what `q_target` takes beside the batch.
+        """
+        with torch.no_grad():
+            q_target = self.q_target(batch, **inputs)
+        q_pred: Tensor = self.policy.critic(batch.obs, batch.action)
+        errors = (q_pred.detach() - q_target).abs().mean(0)
+        loss = ensemble_td_loss(q_pred, q_target, batch.weight)
+        return {"loss": loss, "q_mean": q_pred.detach().mean(), "priorities": errors}
+
+    def critic_metrics(self, critic: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What `gradient_steps` returns of the critics' step."""
+        return {
+            "loss/critic": critic["loss"],
+            "value/q_mean": critic["q_mean"],
+            "train/gradient_norm": critic["gradient_norm"],
+            "priorities": critic["priorities"],
+        }
+
+    def targets(self) -> list[Target[Any]]:
+        """All target networks, which follow the learned ones."""
+        return [self.critic_target]
+
+    def explore(self, progress: Progress) -> ContinuousPolicy:
+        """See `Algorithm.explore`: sets the scheduled noise."""
+        self.policy.noise_std.fill_(value_of(self.config.noise.std, progress.fraction))
+        return self.policy
+
+    def start_from(self, weights: dict[str, Any]) -> None:
+        """See `Algorithm.start_from`. The targets begin as copies of these weights."""
+        super().start_from(weights)
+        self.update_targets(tau=1.0)
+
+    def update_targets(self, tau: float) -> None:
+        """Move every target network towards the learned one."""
+        for target in self.targets():
+            target.update(tau)
+
+    def learning_rates(self, progress: Progress) -> dict[str, float]:
+        """Those that are due, as `gradient_steps` takes them."""
+        actor, critic = self.config.learning_rate, self.config.critic_learning_rate
+        return {
+            "actor_rate": value_of(actor, progress.fraction),
+            "critic_rate": value_of(actor if critic is None else critic, progress.fraction),
+        }
+
+    def result(self, found: dict[str, Tensor], rates: dict[str, float]) -> UpdateResult:
+        """What `update` returns, from what `gradient_steps` returned."""
+        priorities = found.pop("priorities")
+        return UpdateResult({"train/learning_rate": rates["actor_rate"], **found}, priorities=priorities)
+
+    def draw_noise(self, batch: TransitionBatch) -> Tensor:
+        """Standard normal noise [B, A] from the algorithm's own stream."""
+        shape = (batch.reward.shape[0], self.policy.num_actions)
+        return torch.from_numpy(normal_noise(self.rng, shape)).to(self.device)

@@ -1,0 +1,152 @@
+"""What DQN and its kin share: a Q-network, a target network that follows it, and one gradient step per batch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.contracts.algorithm import Algorithm
+from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
+from rl_training.contracts.schedule import Linear, ScheduleOrFloat, value_of
+from rl_training.contracts.settings import choices, documented, integers, log_uniform, setting, uniform
+from rl_training.contracts.spec import EnvSpec, OffPolicyConfig
+from rl_training.policies.networks import seeded_weights
+from rl_training.policies.noisy import remove_noise, reset_noise
+from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
+from rl_training.policies.q_networks import NetworkT, QNetworkConfig, QPolicy
+from rl_training.policies.targets import Target
+
+
+def _adam() -> OptimizerConfig:
+    return OptimizerConfig(eps=1e-8)
+
+
+@documented
+@dataclass
+class QLearningConfig(OffPolicyConfig):
+    """Settings shared by all algorithms that learn action values of discrete actions."""
+
+    batch_size: int = setting(32, "Transitions per gradient step.", ge=1, search=choices(32, 64, 128, 256))
+    num_steps: int = setting(
+        4, "Steps of each environment between rounds of gradient steps.", ge=1, search=choices(1, 4, 16, 64, 256)
+    )
+    updates_per_step: float = setting(
+        0.25,
+        "Gradient steps per environment step, whatever the number of environments (0.25, 1, 20).",
+        ge=0,
+        search=choices(0.125, 0.25, 0.5, 1.0),
+    )
+    learning_rate: ScheduleOrFloat = setting(
+        1e-4, "Learning rate, a number or a schedule.", ge=0, search=log_uniform(1e-5, 1e-2)
+    )
+    epsilon: ScheduleOrFloat = setting(
+        Linear(1.0, 0.05, until=0.1),
+        "Probability of a random action when exploring, a number or a schedule.",
+        ge=0,
+        le=1,
+        search={"end": uniform(0.0, 0.2), "until": uniform(0.02, 0.5)},
+    )
+    double: bool = setting(False, "The online network chooses the next action, the target network judges it.")
+    dueling: bool = setting(False, "Part action values into a state's value and the actions' advantages.")
+    noisy: bool = setting(False, "Explore by learned noise on the weights (an epsilon of 0 then leaves it to them).")
+    tau: float = setting(
+        1.0, "How far an update moves the target network towards the online network; 1 copies.", gt=0, le=1
+    )
+    target_update_every: int = setting(
+        2500,
+        "Gradient steps between updates of the target network.",
+        ge=1,
+        search=integers(10, 10_000, log=True),
+    )
+    max_grad_norm: float | None = setting(10.0, "Largest global norm of the gradient; none to not clip.", gt=0)
+    network: QNetworkConfig = setting(factory=QNetworkConfig, help="Network.")
+    optimizer: OptimizerConfig = setting(factory=_adam, help="Optimizer.")
+
+
+class RowLosses(NamedTuple):
+    """What each row [B] of a batch costs, how soon to see it again, and the value of its action."""
+
+    loss: Tensor
+    priority: Tensor
+    q_pred: Tensor
+
+
+QConfigT = TypeVar("QConfigT", bound=QLearningConfig)
+
+
+class QLearningAlgorithm(Algorithm[QConfigT], Generic[QConfigT, NetworkT]):
+    """Base of the family. An algorithm says which network it has and what a transition costs."""
+
+    policy: QPolicy[NetworkT]
+
+    def __init__(self, config: QConfigT, spec: EnvSpec, device: torch.device, rng: np.random.Generator) -> None:
+        super().__init__(config, spec, device, rng)
+        with seeded_weights(rng):
+            self.policy = QPolicy(self.make_network(), value_of(config.epsilon, 0.0)).to(device)
+        self.store = ParameterStore(self.policy, config.optimizer, parts=["network"])
+        self.target: Target[NetworkT] = Target(self.policy, self.store, part="network")
+        self.step = GradientStep(self.store, self._weighted, module=self.policy, max_grad_norm=config.max_grad_norm)
+
+    @abstractmethod
+    def make_network(self) -> NetworkT:
+        """The network that the settings ask for."""
+
+    @abstractmethod
+    def losses(self, batch: TransitionBatch, *draws: Tensor) -> RowLosses:
+        """The loss of each transition, with gradients of the online network; a function of tensors alone."""
+
+    def draws(self, batch: TransitionBatch) -> tuple[Tensor, ...]:
+        """Random numbers that `losses` needs beside the batch, from the algorithm's own stream."""
+        return ()
+
+    def _weighted(self, batch: TransitionBatch, *draws: Tensor) -> dict[str, Tensor]:
+        """The weighted mean of the rows' losses, and what is reported beside it."""
+        rows = self.losses(batch, *draws)
+        loss = (batch.weight * rows.loss).mean()
+        return {"loss": loss, "priorities": rows.priority, "q_mean": rows.q_pred.detach().mean()}
+
+    def explore(self, progress: Progress) -> QPolicy[NetworkT]:
+        """The policy with the epsilon that is due."""
+        self.policy.epsilon.fill_(value_of(self.config.epsilon, progress.fraction))
+        return self.policy
+
+    def start_from(self, weights: dict[str, Any]) -> None:
+        """See `Algorithm.start_from`; the target network starts from them as well."""
+        super().start_from(weights)
+        self.target.update(tau=1.0)
+
+    def next_action(self, next_obs: Observation, next_outputs: Tensor) -> Tensor:
+        """Greedy actions [B]: the online network's if `double`, else by the target network's outputs [B, A, K]."""
+        network = self.policy.network
+        if self.config.double:
+            return network.q_values(next_obs).argmax(dim=1)
+        return network.masked_values(network.expected(next_outputs), next_obs).argmax(dim=1)
+
+    def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
+        """One gradient step on the weighted mean of the rows' losses, and the target network's if it is due."""
+        config, networks = self.config, (self.policy.network, self.target.module)
+        learning_rate = value_of(config.learning_rate, progress.fraction)
+        if config.noisy:
+            for network in networks:
+                reset_noise(network, self.rng)
+        found = self.step(learning_rate, batch, *self.draws(batch))
+        if (progress.updates + 1) % config.target_update_every == 0:
+            self.target.update(config.tau)
+        if config.noisy:
+            for network in networks:
+                remove_noise(network)
+        return UpdateResult(
+            metrics={
+                "loss/critic": found["loss"],
+                "value/q_mean": found["q_mean"],
+                "policy/epsilon": value_of(config.epsilon, progress.fraction),
+                "train/learning_rate": learning_rate,
+                "train/gradient_norm": found["gradient_norm"],
+            },
+            priorities=found["priorities"],
+        )

@@ -1,0 +1,47 @@
+"""Networks that were changed from outside: frozen parameters, replaced layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl_training.accelerate import forget
+from rl_training.policies.parameters import GradientStep, ParameterStore
+from rl_training.policies.targets import Target
+
+
+class NetworkChanges:
+    """Notices changes to the networks of an algorithm (or of anything that has stores), and takes them over.
+
+    Example: the encoder is not trained any more.
+        >>> from torch import nn
+        >>> from rl_training.policies.parameters import OptimizerConfig
+        >>> class Owner:
+        ...     def __init__(self):
+        ...         self.network = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+        ...         self.store = ParameterStore(self.network, OptimizerConfig())
+        >>> owner = Owner()
+        >>> changes = NetworkChanges(owner)
+        >>> _ = owner.network[0].requires_grad_(False)
+        >>> changes.found()
+        True
+        >>> changes.take_over()
+        >>> list(owner.store.slices)
+        ['1.weight', '1.bias']
+    """
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+        self._stores = [part for part in vars(owner).values() if isinstance(part, ParameterStore)]
+
+    def found(self) -> bool:
+        """Whether a layer was replaced or a parameter frozen or unfrozen since the last look; takes microseconds."""
+        return not all(store.is_current() for store in self._stores)
+
+    def take_over(self) -> None:
+        """Let stores, targets and gradient steps look at the networks again; recordings of the old ones are dropped."""
+        changed = [store.follow_module() for store in self._stores]
+        if any(changed):
+            for part in vars(self._owner).values():
+                if isinstance(part, (Target, GradientStep)):
+                    part.rebuild()
+            forget(self._owner)
