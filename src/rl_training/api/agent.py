@@ -124,7 +124,7 @@ class Agent:
         """The agent saved at a path (a checkpoint, or a run directory: its newest one). `learn` continues it.
 
         Agents that were trained on an environment object need `env`. `trust` allows the file to name a module to
-        import (`package:Env-v0`).
+        import (`package:Env-v0`), and `learn` to log to W&B or MLflow if the file says so; without it they are off.
         """
         experiment, checkpoint = load_experiment(path, env=env, eval_env=eval_env, trust=trust)
         if cls.algo and experiment.config.algo != cls.algo:
@@ -438,9 +438,13 @@ def load(
     path: str | Path, env: EnvLike | None = None, *, eval_env: EnvLike | None = None, trust: bool = False
 ) -> Agent:
     """The agent saved at a path, whatever its algorithm."""
+    return agent_of(load_experiment(path, env=env, eval_env=eval_env, trust=trust)[0])
+
+
+def agent_of(experiment: Experiment) -> Agent:
+    """The agent of an experiment, as an instance of the class of its algorithm."""
     from rl_training.api import facades
 
-    experiment, _ = load_experiment(path, env=env, eval_env=eval_env, trust=trust)
     cls: type[Agent] = getattr(facades, get_spec(experiment.config.algo).title)
     return cls._from_experiment(experiment)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rl_training.algorithms.registry import registry
 from rl_training.cli import parsing
-from rl_training.cli.train_command import report
+from rl_training.cli.train_command import report, said
 from rl_training.contracts.errors import ConfigError
-from rl_training.experiment.config import TrainConfig, read_config
+from rl_training.experiment.config import NETWORK_LOGGERS, TrainConfig, read_config
 from rl_training.experiment.restoring import MAY_CHANGE
 from rl_training.experiment.runs import CONFIG, RunDirectory
 from rl_training.experiment.session import resume
@@ -19,8 +19,9 @@ DESCRIPTION = f"""Continue a run from its newest good checkpoint.
 
   rl-training resume RUN [--total-timesteps N] [options]
 
-Also: --quiet, --trust (let the run's config name a module to import), --debug. The options below show the run's own
-values. These may change: {", ".join(sorted(MAY_CHANGE - {"init_from", "output_dir"}))}."""
+Also: --quiet, --trust (let the run's config name a module to import or a logger on the network), --debug. The options
+below show the run's own values. These may change:
+{", ".join(sorted(MAY_CHANGE - {"init_from", "output_dir"}))}."""
 
 
 def run(args: list[str]) -> int:
@@ -36,8 +37,9 @@ def run(args: list[str]) -> int:
         raise ConfigError("say which run to go on with: `rl-training resume runs/<run>`; `rl-training runs` lists them")
     path, options = Path(options[0]), options[1:]
     RunDirectory(path).require()
-    base = read_config(path / CONFIG, trust=known.trust)
+    base = read_config(path / CONFIG, trust=True)  # only read: `resume` refuses what it may not ask for
     config = parsing.parse(TrainConfig, options, prog="rl-training resume", description=DESCRIPTION, default=base)
     names = [field.name for field in dataclasses.fields(TrainConfig)]
     changes = {name: getattr(config, name) for name in names if getattr(config, name) != getattr(base, name)}
+    changes |= {name: getattr(config, name) for name in NETWORK_LOGGERS if name in said(options)}
     return report(resume(path, progress=not known.quiet, trust=known.trust, **changes))

@@ -28,7 +28,15 @@ from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.state import Segment
 from rl_training.experiment.agents import locate
-from rl_training.experiment.files import read_mapping, refuse_links, require_file, sync_directory, sync_file, write_json
+from rl_training.experiment.files import (
+    open_file,
+    read_mapping,
+    refuse_links,
+    require_file,
+    sync_directory,
+    sync_file,
+    write_json,
+)
 from rl_training.runtime.callbacks import Callback, Every, RunView
 from rl_training.version import __version__
 
@@ -256,7 +264,7 @@ def is_checkpoint_file(name: str) -> bool:
 
 
 def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -45,11 +48,30 @@ def write_json(path: Path, data: Any) -> None:
     write_text(path, json.dumps(data, indent=2) + "\n")
 
 
+def open_file(path: Path) -> io.BufferedReader:
+    """Open a file to read it; what is no regular file is an `OSError`.
+
+    A named pipe would have us wait for ever for its other end, and a device may have no end. It is looked at after it
+    was opened, so that it cannot be exchanged in between.
+    """
+    file = open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return file
+
+
+def read_text(path: Path, errors: str = "strict") -> str:
+    """The text of a regular file."""
+    with open_file(path) as file:
+        return file.read().decode("utf-8", errors)
+
+
 def read_json(path: Path) -> Any:
     """Plain data from a JSON file; the error names the file."""
     require_file(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -76,11 +98,16 @@ def require_file(path: Path) -> None:
 
 
 def refuse_links(paths: Iterable[Path], *, within: Path) -> None:
-    """Refuse links out of a directory: it may come from a stranger, and what it leads to is not theirs."""
+    """Refuse links out of a directory: it may come from a stranger, and what it leads to is not theirs.
+
+    What is neither a file nor a directory is refused as well: to open a named pipe is to wait for its other end.
+    """
     home = os.path.realpath(within)
     for path in paths:
         if os.path.islink(path) and os.path.commonpath([home, os.path.realpath(path)]) != home:
             raise CheckpointError(f"{path}: is a link to outside of {within}, which is not followed")
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+            raise CheckpointError(f"{path}: is neither a file nor a directory")
 
 
 def sync_file(path: Path) -> None:

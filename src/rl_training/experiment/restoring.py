@@ -14,7 +14,7 @@ from rl_training.contracts.state import Stateful, check_keys
 from rl_training.envs.factory import EnvLike
 from rl_training.experiment.build import WEIGHTS_ONLY, Experiment, build_experiment
 from rl_training.experiment.checkpointing import CONFIG, Checkpoint, find_checkpoint
-from rl_training.experiment.config import Layer, TrainConfig, resolve
+from rl_training.experiment.config import NETWORK_LOGGERS, Layer, TrainConfig, resolve
 from rl_training.experiment.metadata import collect_metadata
 
 MAY_CHANGE = frozenset(
@@ -26,15 +26,25 @@ MAY_CHANGE = frozenset(
 
 
 def load_experiment(
-    path: str | Path, *, env: EnvLike | None = None, eval_env: EnvLike | None = None, trust: bool = False
+    path: str | Path,
+    *,
+    env: EnvLike | None = None,
+    eval_env: EnvLike | None = None,
+    trust: bool = False,
+    config: TrainConfig | None = None,
 ) -> tuple[Experiment, Checkpoint]:
     """The experiment that a checkpoint (or a run's newest one) holds, restored.
 
-    In an environment that is given, new episodes begin: it may be another one, or another number of them.
+    In an environment that is given, new episodes begin: it may be another one, or another number of them. A `config`
+    that is given is used instead of the checkpoint's, which may differ only in what a resume may change.
     """
     checkpoint = find_checkpoint(path)
     require_environment(checkpoint, env)
-    config = config_of(checkpoint, trust=trust or env is not None)
+    if config is None:
+        off = {} if trust else dict.fromkeys(NETWORK_LOGGERS, False)  # acting needs none of them
+        config = config_of(checkpoint, trust=trust or env is not None, **off)
+    else:
+        refuse_changes(checkpoint, config)
     experiment = build_experiment(config, env, eval_env)
     try:
         restore(experiment, checkpoint, in_flight=env is None)
@@ -44,9 +54,10 @@ def load_experiment(
     return experiment, checkpoint
 
 
-def config_of(checkpoint: Checkpoint, *, trust: bool) -> TrainConfig:
-    """The config that a checkpoint was written with."""
-    return resolve([Layer(checkpoint.config, str(checkpoint.path / CONFIG), trusted=trust)])
+def config_of(checkpoint: Checkpoint, *, trust: bool, **changes: Any) -> TrainConfig:
+    """The config that a checkpoint was written with, with changes."""
+    saved = Layer(checkpoint.config, str(checkpoint.path / CONFIG), trusted=trust)
+    return resolve([saved, Layer(changes, "changes")])
 
 
 def restore(experiment: Experiment, checkpoint: Checkpoint, *, in_flight: bool = True) -> None:

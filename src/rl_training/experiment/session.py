@@ -34,7 +34,7 @@ from rl_training.experiment.checkpointing import (
     find_checkpoint,
     save_checkpoint,
 )
-from rl_training.experiment.config import Layer, TrainConfig, read_config, resolve
+from rl_training.experiment.config import Layer, TrainConfig, resolve
 from rl_training.experiment.lock import run_lock
 from rl_training.experiment.logging import (
     JsonlLogger,
@@ -59,6 +59,7 @@ from rl_training.experiment.restoring import (
 )
 from rl_training.experiment.runs import CONFIG, METRICS, EvaluationLog, RunDirectory, make_run_dir
 from rl_training.experiment.video import VideoCallback, require_video
+from rl_training.experiment.yaml_io import read_yaml
 from rl_training.runtime.callbacks import (
     Callback,
     CallbackLike,
@@ -126,14 +127,17 @@ def resume(
     """Continue a run from its newest good checkpoint, in the same run directory.
 
     `env` is needed for runs whose environment was an object. `trust` allows the run's config to name a module to
-    import (`package:Env-v0`). Other settings that may change (`eval_every`, `device`, ...) are given by keyword.
+    import (`package:Env-v0`) and to log to W&B or MLflow. Other settings that may change (`eval_every`, `device`, ...)
+    are given by keyword.
     """
     run_dir = RunDirectory(Path(path))
     run_dir.require()
-    config = read_config(run_dir.path / CONFIG, trust=trust or env is not None)
     if total_timesteps is not None:
         changes["total_timesteps"] = total_timesteps
-    config = resolve([Layer(config.to_dict(), str(run_dir.path / CONFIG)), Layer(changes, "resume")])
+    source, rest = str(run_dir.path / CONFIG), read_yaml(run_dir.path / CONFIG)
+    place = {str(name): rest.pop(name) for name in ("env_id", "env_kwargs") if name in rest}  # an `env` replaces it
+    layers = [Layer(rest, source, trust), Layer(place, source, trust or env is not None), Layer(changes, "resume")]
+    config = resolve(layers)
     with run_lock(run_dir.path):
         checkpoint = find_checkpoint(run_dir.path)
         require_environment(checkpoint, env)

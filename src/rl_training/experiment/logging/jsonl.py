@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.state import MAX_NUMBER
-from rl_training.experiment.files import require_file, write_text
+from rl_training.experiment.files import open_file, require_file, write_text
 
 TAIL_BYTES = 16_384
 """More than a line has."""
@@ -52,7 +53,7 @@ def last_metrics(path: Path) -> dict[str, Any]:
     if not os.path.lexists(path):
         return {}
     require_file(path)
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
         lines = file.read().split(b"\n")
     for line in reversed(lines):
@@ -79,7 +80,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
     if not os.path.lexists(path):
         return
     require_file(path)
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with io.TextIOWrapper(open_file(path), encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 entry = json.loads(line)
