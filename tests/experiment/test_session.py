@@ -369,8 +369,23 @@ def test_a_signal_that_arrives_with_the_last_step_does_not_undo_the_run(tmp_path
         if run.env_steps == 128:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    result = train(a_config(tmp_path), callback=send, progress=False)
-    assert result.env_steps == 128
+    result = train(a_config(tmp_path, eval_every=0), callback=send, progress=False)
+    assert (result.env_steps, result.interrupted) == (128, False)
+    assert RunDirectory(result.run_dir).status() == "finished"  # type: ignore[arg-type]
+
+
+def test_a_run_that_ends_for_good_is_not_interrupted(tmp_path: Path) -> None:
+    """A resume would train past the end that the callback wanted."""
+
+    def enough(run: Any) -> bool:
+        if run.env_steps == 64:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return bool(run.env_steps < 64)
+
+    with pytest.warns(UserWarning, match="no final evaluation: SIGTERM"):
+        result = train(a_config(tmp_path), callback=enough, progress=False)
+    assert (result.env_steps, result.interrupted) == (64, False)
+    assert "enough" in result.stop_reason
     assert RunDirectory(result.run_dir).status() == "finished"  # type: ignore[arg-type]
 
 
@@ -571,6 +586,32 @@ def test_video_every(tmp_path: Path) -> None:
     videos = list((result.run_dir / "videos").glob("*.mp4"))
     assert [path.stat().st_size > 0 for path in videos] == [True]
     assert "64" in videos[0].name
+
+
+def test_a_film_that_a_signal_stopped_is_made_after_the_resume(tmp_path: Path) -> None:
+    pytest.importorskip("moviepy")
+
+    class Filmed(gym.Wrapper[Any, Any, Any, Any]):
+        sends = True
+
+        def step(self, action: Any) -> Any:
+            if self.render_mode and Filmed.sends:
+                Filmed.sends = False
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().step(action)
+
+    def make(mode: str | None = None) -> gym.Env[Any, Any]:
+        return Filmed(gym.make("CartPole-v1", render_mode=mode))
+
+    settings: dict[str, Any] = {"env": make, "eval_env": lambda: make("rgb_array"), "progress": False}
+    result = train(a_config(tmp_path, video_every=64, eval_every=0), **settings)
+    assert (result.env_steps, result.interrupted) == (64, True)
+    resumed = resume(result.run_dir, **settings)
+    assert resumed.run_dir is not None
+    assert {path.name.split("-episode")[0] for path in (resumed.run_dir / "videos").glob("*.mp4")} == {
+        "step-64",
+        "step-128",
+    }
 
 
 def test_a_callback_may_stop_the_run(tmp_path: Path) -> None:

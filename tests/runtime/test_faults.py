@@ -27,6 +27,7 @@ from rl_training.contracts.errors import EnvError, NonFiniteError, RLTrainingErr
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.experiment.checkpointing import checkpoints_of, find_checkpoint
+from rl_training.experiment.logging import last_metrics
 from rl_training.experiment.runs import RunDirectory
 from tests.resume_harness import ENVIRONMENT
 
@@ -352,12 +353,17 @@ def test_a_worker_that_hangs_while_it_is_restored(monkeypatch: pytest.MonkeyPatc
 # Signals
 
 SLOW = """
-import sys, time
+import multiprocessing, sys, time
 import gymnasium as gym
 from gymnasium.envs.classic_control import CartPoleEnv
 
 class Slow(CartPoleEnv):
+    told = False
+
     def step(self, action):
+        if multiprocessing.parent_process() is None and not Slow.told:
+            Slow.told = True
+            print("an evaluation has begun", file=sys.stderr, flush=True)
         time.sleep(0.02)
         return super().step(action)
 
@@ -378,6 +384,47 @@ def processes_of(session: int) -> list[int]:
         if int(owner) == session and state != "Z":
             found.append(int(name))
     return found
+
+
+@pytest.mark.parametrize("moment", ["training", "evaluation"])
+def test_sigterm_to_the_process_group_saves(tmp_path: Path, moment: str) -> None:
+    """As systemd and Slurm send it: to the run and to its workers. The evaluation would take minutes."""
+    arguments = ["train", "ppo", "Slow-v0", "--num-envs", 2, "--vectorization", "async", "--algorithm.num-steps", 8]
+    arguments += ["--algorithm.minibatch-size", 16, "--total-timesteps", 10**6, "--output-dir", tmp_path / "runs"]
+    arguments += ["--eval-every", 64 if moment == "evaluation" else 10**6, "--eval-episodes", 1000, "--log-every", 16]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, *map(str, arguments)],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stderr is not None
+        assert any("resume grade" in line for line in process.stderr), "it has begun"
+        deadline = time.monotonic() + 60
+        while last_metrics(run_of(tmp_path) / "metrics.jsonl").get("global_step", 0) < 48:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        if moment == "evaluation":
+            assert any("an evaluation has begun" in line for line in process.stderr)
+        began = time.monotonic()
+        os.killpg(process.pid, signal.SIGTERM)
+        out, error = process.communicate(timeout=60)
+        assert time.monotonic() - began < 15
+        assert process.returncode == 128 + signal.SIGTERM, error
+        assert "to go on:" in out
+    finally:
+        for pid in processes_of(process.pid):
+            os.kill(pid, signal.SIGKILL)
+    run = RunDirectory(run_of(tmp_path))
+    assert run.status() == "stopped"
+    assert run.evaluations() == []
+    checkpoint = find_checkpoint(run.path)
+    assert checkpoint.metadata["env_steps"] == run.env_steps() >= 48
+    undone = checkpoint.state.get("undone", [])
+    assert ("EvaluationCallback" in undone) == (moment == "evaluation")
 
 
 def test_a_second_interrupt_stops_at_once(tmp_path: Path) -> None:

@@ -83,11 +83,15 @@ class RunDirectory:
             raise CheckpointError(f"{self.path} is not a run directory: it has no {CONFIG}")
         refuse_links(self._places(), within=self.path)
 
-    def rewind(self, env_steps: int) -> None:
-        """Drop what a run wrote beyond the checkpoint that it goes on from: it will write it again."""
-        rewind_metrics(self.path / METRICS, env_steps)
+    def rewind(self, env_steps: int, *, again: bool = False) -> None:
+        """Drop what a run wrote beyond the checkpoint that it goes on from: it will write it again.
+
+        With `again`, also what it wrote at that step: its evaluation was stopped there and is made again.
+        """
+        last = env_steps - 1 if again else env_steps
+        rewind_metrics(self.path / METRICS, last)
         evaluations = self.evaluations()
-        kept = [entry for entry in evaluations if entry["step"] <= env_steps]
+        kept = [entry for entry in evaluations if entry["step"] <= last]
         if len(kept) < len(evaluations):
             write_json(self.path / EVALUATIONS, kept)
         for path in tidy_checkpoints(self.path / "checkpoints", env_steps):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import signal
 import sys
 import threading
@@ -13,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError, ConfigError
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.contracts.schedule import Schedule
@@ -62,6 +62,7 @@ from rl_training.experiment.video import VideoCallback, require_video
 from rl_training.runtime.callbacks import (
     Callback,
     CallbackLike,
+    EvaluateFn,
     EvaluationCallback,
     Every,
     StopAfterSeconds,
@@ -69,6 +70,7 @@ from rl_training.runtime.callbacks import (
     StopOnReward,
     as_callbacks,
 )
+from rl_training.runtime.evaluator import EvaluationStoppedError
 from rl_training.runtime.trainer import Trainer, TrainResult
 
 Callbacks = CallbackLike | Sequence[CallbackLike] | None
@@ -143,7 +145,8 @@ def resume(
             restore(experiment, checkpoint)
             _refuse_finished(run_dir, experiment)
             _say_if_bits_may_differ(run_dir, experiment)
-            run_dir.rewind(experiment.trainer.env_steps)
+            trainer = experiment.trainer
+            run_dir.rewind(trainer.env_steps, again=EvaluationLog.__name__ in trainer.undone)
             total = config.total_timesteps
             return run_experiment(experiment, total, run_dir=run_dir, callback=callback, progress=progress)
         finally:
@@ -274,8 +277,8 @@ def run_experiment(
             if said:  # from here on, a signal lets the run save itself
                 _say(said)
             result = trainer.run(total_timesteps, callbacks, new=user)
-        if config.eval_every and not result.interrupted:
-            result.final_evaluation = _final_evaluation(experiment)
+            if config.eval_every and not result.interrupted:
+                _evaluate_at_the_end(experiment, result)
     except BaseException as error:
         if run_dir is not None:
             _record_failure(run_dir, trainer.env_steps, error)
@@ -310,13 +313,25 @@ def _profiled(
         _say(profiler.table())
 
 
-def _final_evaluation(experiment: Experiment) -> EvaluationResult:
-    config = experiment.config
+def _evaluate_at_the_end(experiment: Experiment, result: TrainResult) -> None:
+    """The final evaluation. If a signal stops it, a resume makes it; a run that ended early for good goes without."""
+    config, trainer = experiment.config, experiment.trainer
     seed = draw_seed(random_stream(config.seed, "final evaluation"))
-    with using_threads(config.num_threads):
-        return experiment.evaluator.evaluate(
-            experiment.trainer.policy, config.eval_episodes, deterministic=config.eval_deterministic, seed=seed
+    try:
+        result.final_evaluation = _stoppable(experiment)(
+            trainer.policy, config.eval_episodes, deterministic=config.eval_deterministic, seed=seed
         )
+    except EvaluationStoppedError:
+        if trainer.env_steps < trainer.total_timesteps:
+            warnings.warn(f"there is no final evaluation: {trainer.signal} stopped it", stacklevel=2)
+        else:
+            assert trainer.signal is not None
+            result.interrupted, result.stop_reason = True, trainer.signal
+
+
+def _stoppable(experiment: Experiment) -> EvaluateFn:
+    """The run's evaluations, which stop when a signal has come."""
+    return functools.partial(experiment.evaluator.evaluate, stop=lambda: experiment.trainer.signal is not None)
 
 
 def _record_failure(run_dir: RunDirectory, env_steps: int, error: BaseException) -> None:
@@ -364,7 +379,7 @@ def _callbacks(
     if config.eval_every:
         callbacks.append(
             EvaluationCallback(
-                experiment.evaluator.evaluate,
+                _stoppable(experiment),
                 Every(config.eval_every),
                 config.eval_episodes,
                 config.eval_deterministic,
@@ -415,6 +430,7 @@ def _file_callbacks(experiment: Experiment, run_dir: RunDirectory) -> list[Callb
                 Every(config.video_every),
                 config.seed,
                 config.eval_deterministic,
+                stop=lambda: experiment.trainer.signal is not None,
             )
         )
     return callbacks
@@ -422,7 +438,7 @@ def _file_callbacks(experiment: Experiment, run_dir: RunDirectory) -> list[Callb
 
 @contextmanager
 def _stop_on_signals(trainer: Trainer) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the run after this iteration, a second SIGINT at once."""
+    """The first SIGINT or SIGTERM ends the run after this iteration, or its evaluation; a second SIGINT at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
