@@ -25,6 +25,7 @@ from rl_training import PPO, TrainConfig, load, resume, train
 from rl_training.cli import main
 from rl_training.contracts.errors import EnvError, NonFiniteError, RLTrainingError
 from rl_training.contracts.random import draw_seed, random_stream
+from rl_training.contracts.state import Segment
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.experiment.checkpointing import checkpoints_of, find_checkpoint
 from rl_training.experiment.logging import last_metrics
@@ -41,10 +42,10 @@ class Faulty(gym.Env[Any, int]):
     broken = True
     """Whether the fault is there at all: switched off, the environment has been repaired."""
 
-    def __init__(self, fault: str = "", pids: str = "", mapping: bool = False) -> None:
-        self.fault, self.mapping = fault, mapping
+    def __init__(self, fault: str = "", pids: str = "", mapping: bool = False, dtype: str = "float32") -> None:
+        self.fault, self.mapping, self.dtype = fault, mapping, dtype
         self.action_space = spaces.Discrete(2)
-        box = spaces.Box(-10.0, 10.0, (3,))
+        box = spaces.Box(-10.0, 10.0, (3,), np.dtype(dtype).type)
         self.observation_space = spaces.Dict({"good": box, "bad": box}) if mapping else box
         self.steps = self.seed = 0
         if pids:
@@ -73,19 +74,20 @@ class Faulty(gym.Env[Any, int]):
         self.length += 1
         ended = self.length == 8
         value, reward = 1.0, 1.0
-        if self.due and not (self.fault == "nan in final observation" and not ended):
+        if self.due and not (self.fault.endswith("in final observation") and not ended):
             if self.fault == "raise in step":
                 self.explode()
             elif self.fault == "hang":
                 time.sleep(600)
             elif self.fault == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
-            value = {"nan": math.nan, "inf": math.inf, "nan in final observation": math.nan}.get(self.fault, 1.0)
-            reward = {"nan reward": math.nan, "inf reward": -math.inf, "huge reward": 3e38}.get(self.fault, 1.0)
+            word, _, where = self.fault.partition(" ")
+            number = {"nan": math.nan, "inf": math.inf, "huge": 3e38, "overflow": -1e39}.get(word, 1.0)
+            value, reward = (1.0, -number if word == "inf" else number) if where == "reward" else (number, 1.0)
         return self.observation(value), reward, False, ended, {}
 
     def observation(self, value: float) -> Any:
-        array = np.array([0.5, value, 0.5], np.float32)
+        array = np.array([0.5, value, 0.5], np.float64 if self.dtype == "float16" else self.dtype)
         return {"good": np.ones(3, np.float32), "bad": array} if self.mapping else array
 
     def explode(self) -> None:
@@ -196,6 +198,52 @@ class OddSeeds:
 
     def integers(self, high: int) -> int:
         return 4
+
+
+OVERFLOWS = {
+    "overflow reward": ("float32", "the reward is larger than float32 can hold (3.403e+38)"),
+    "overflow": ("float64", "the observation is larger than float32 can hold (3.403e+38)"),
+    "overflow in final observation": ("float64", "the observation is larger than float32 can hold (3.403e+38)"),
+    "huge": ("float16", "the observation is not finite"),
+}
+DQN = {"learning_starts": 8, "batch_size": 4, "buffer_size": 1000, "network": {"sizes": [4]}}
+
+
+def numbers_in(state: Any) -> Iterator[Any]:
+    """All arrays of a checkpoint, those of the replay too."""
+    if isinstance(state, Segment):
+        state = state.tensors()
+    if isinstance(state, (dict, list)):
+        for part in state.values() if isinstance(state, dict) else state:
+            yield from numbers_in(part)
+    elif isinstance(state, (np.ndarray, torch.Tensor)):
+        yield np.asarray(state)
+
+
+@pytest.mark.parametrize("fault", OVERFLOWS)
+@pytest.mark.parametrize("settings", [{}, {"normalize_obs": True, "normalize_reward": True}], ids=["raw", "normalized"])
+@pytest.mark.parametrize(("algo", "own"), [("ppo", OWN), ("dqn", DQN)])
+def test_numbers_that_float32_cannot_hold_reach_no_checkpoint(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fault: str,
+    settings: dict[str, Any],
+    algo: str,
+    own: dict[str, Any],
+) -> None:
+    dtype, said = OVERFLOWS[fault]
+    kwargs = {"fault": fault, "dtype": dtype}
+    path = config_file(tmp_path, fault, algo=algo, algorithm=own, env_kwargs=kwargs, checkpoint_every=2, **settings)
+    with np.errstate(over="ignore"):
+        assert main(["train", "--config", str(path), "--quiet"]) == 1
+    assert f"environment {odd_one()}: {said}" in capsys.readouterr().err
+    run = run_of(tmp_path)
+    assert RunDirectory(run).status() == "failed"
+    assert all(np.isfinite(array).all() for array in numbers_in(find_checkpoint(run).state))
+    repair(monkeypatch)
+    assert main(["resume", str(run), "--quiet"]) == 0
+    assert find_checkpoint(run).path.name == "step_128"
 
 
 def test_the_first_observation_is_looked_at_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
