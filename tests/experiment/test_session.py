@@ -22,7 +22,7 @@ import rl_training
 from rl_training import PPO, TrainConfig, load, resume, train
 from rl_training.cli import load_config, main
 from rl_training.contracts.errors import CheckpointError, ConfigError, EnvError, MissingExtraError
-from rl_training.experiment import session
+from rl_training.experiment import restoring, session
 from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoint
 from rl_training.experiment.runs import RunDirectory, find_runs
 
@@ -301,6 +301,60 @@ def test_a_finished_run_is_not_resumed_without_more_steps(tmp_path: Path, finish
         resume(tmp_path, progress=False)
     with pytest.raises(CheckpointError, match="is not a run directory"):
         resume(finished.checkpoint_path, progress=False)
+
+
+@pytest.mark.parametrize(("name", "before", "after"), [("total_timesteps", "128", "256"), ("eval_every", "64", "32")])
+def test_an_edited_config_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, before: str, after: str
+) -> None:
+    def crash(run: Any) -> None:
+        if run.env_steps == 64:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(a_config(tmp_path), callback=crash, progress=False)
+    (run,) = tmp_path.iterdir()
+    path = run / "config.yaml"
+    text = path.read_text()
+    path.write_text("# a remark\n" + text.replace(f"\n{name}: {before}\n", f"\n{name}: {after}\n"))
+    assert path.read_text().count(after) > text.count(after)
+    assert main(["resume", str(run), "--quiet"]) == 2
+    option = f"--{name.replace('_', '-')}"
+    assert f"{name}: is {after}, but the run was started with {before}" in (error := capsys.readouterr().err)
+    assert option in error
+    path.write_text("# a remark\n" + text)
+    assert main(["resume", str(run), "--quiet", option, after]) == 0
+    steps = [entry["step"] for entry in RunDirectory(run).evaluations() if not entry.get("final")]
+    assert steps == ([64, 128, 192, 256] if name == "total_timesteps" else [64, 96, 128])
+
+
+def test_what_a_resume_changed_stays_changed(tmp_path: Path) -> None:
+    """Also if it was killed before its first checkpoint, or between its entry in the history and its config.yaml."""
+
+    def crash(run: Any) -> None:
+        raise KeyboardInterrupt
+
+    result = train(a_config(tmp_path, total_timesteps=64), progress=False)
+    assert result.run_dir is not None
+    first = (result.run_dir / "config.yaml").read_text()
+    with pytest.raises(KeyboardInterrupt):
+        resume(result.run_dir, total_timesteps=96, callback=crash, progress=False)
+    second = (result.run_dir / "config.yaml").read_text()
+    assert first != second
+    (result.run_dir / "config.yaml").write_text(first)
+    with pytest.raises(KeyboardInterrupt):
+        resume(result.run_dir, total_timesteps=96, callback=crash, progress=False)
+    assert resume(result.run_dir, progress=False).env_steps == 96
+
+
+def test_a_compiler_that_is_gone_changes_no_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = train(a_config(tmp_path, total_timesteps=64), progress=False)
+    about = RunDirectory(result.run_dir).metadata()  # type: ignore[arg-type]
+    other = {**about["hardware"], "c_compiler": "another", "system": "another"}
+    assert restoring.differing_machine({**about, "hardware": other}, "cpu") is None
+    changed = restoring.differing_machine({**about, "hardware": {**other, "cpu": "another"}}, "cpu")
+    assert changed is not None
+    assert changed.startswith("cpu another -> ")
 
 
 def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:

@@ -77,6 +77,8 @@ class Faulty(gym.Env[Any, int]):
         if self.due and not (self.fault.endswith("in final observation") and not ended):
             if self.fault == "raise in step":
                 self.explode()
+            elif self.fault == "exit":
+                sys.exit(3)
             elif self.fault == "hang":
                 time.sleep(600)
             elif self.fault == "die":
@@ -329,6 +331,27 @@ def test_an_environment_that_raises(
     repair(monkeypatch)
     assert main(["resume", str(run_of(tmp_path)), "--quiet"]) == 0
     assert find_checkpoint(run_of(tmp_path)).path.name == "step_128"
+
+
+@pytest.mark.parametrize(
+    ("vectorization", "said"),
+    [("sync", "environment {} raised SystemExit in step: 3"), ("async", "worker {} died during step (exit code 3)")],
+)
+def test_an_environment_that_exits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], vectorization: str, said: str
+) -> None:
+    assert main(["train", "--config", str(config_file(tmp_path, "exit", vectorization=vectorization)), "--quiet"]) == 1
+    assert said.format(odd_one()) in capsys.readouterr().err
+    assert_ended_cleanly(run_of(tmp_path), newest=32)
+
+
+def test_an_environment_that_exits_where_it_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gym.register("Exiting-v0", entry_point=lambda: sys.exit("no licence"), disable_env_checker=True)
+    try:
+        assert main(["train", "ppo", "Exiting-v0", "--output-dir", str(tmp_path)]) == 2
+    finally:
+        del gym.registry["Exiting-v0"]
+    assert "'Exiting-v0' could not be made: SystemExit: no licence" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])

@@ -6,7 +6,7 @@ import os
 import socket
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,9 +97,19 @@ class RunDirectory:
         for path in tidy_checkpoints(self.path / "checkpoints", env_steps):
             warnings.warn(f"a damaged checkpoint was put aside as {path}", stacklevel=2)
 
-    def begin(self, config: TrainConfig, device: str, from_step: int = 0, **facts: Any) -> None:
-        """Write what is known at the start, be it the first one or a resume from a later step."""
-        write_text(self.path / CONFIG, config.to_yaml())
+    def begin(
+        self,
+        config: TrainConfig,
+        device: str,
+        from_step: int = 0,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        **facts: Any,
+    ) -> None:
+        """Write what is known at the start, be it the first one or a resume from a later step.
+
+        `settings` are those that a resume may change; the history has them for every start.
+        """
         append_line(self.path / COMMAND, command_line())
         before = self.metadata() if (self.path / METADATA).exists() else {}
         data = collect_metadata(device)
@@ -107,7 +117,7 @@ class RunDirectory:
         if not isinstance(earlier, list):
             raise CheckpointError(f"{self.path / METADATA}: is damaged: 'history' is not a list")
         start = {"started": data["created"], "from_step": from_step, "total_timesteps": config.total_timesteps}
-        history = [*earlier, start]
+        history = [*earlier, start if settings is None else {**start, "settings": dict(settings)}]
         fresh = {
             "run_id": uuid.uuid4().hex[:12],
             "env_steps": 0,
@@ -118,6 +128,7 @@ class RunDirectory:
             self.path / METADATA,
             {**fresh, **before, **data, "seed": config.seed, **facts, **process, "history": history},
         )
+        write_text(self.path / CONFIG, config.to_yaml())
 
     def update(self, **changes: Any) -> None:
         """Change entries of the metadata."""

@@ -51,9 +51,11 @@ from rl_training.experiment.logging import (
 from rl_training.experiment.metadata import collect_metadata
 from rl_training.experiment.profiling import Profiler, watched_methods
 from rl_training.experiment.restoring import (
+    changeable,
     differing_machine,
     initialize,
     refuse_changes,
+    refuse_edits,
     require_environment,
     restore,
 )
@@ -132,14 +134,15 @@ def resume(
     """
     run_dir = RunDirectory(Path(path))
     run_dir.require()
-    config = read_config(run_dir.path / CONFIG, trust=trust or env is not None)
+    written = read_config(run_dir.path / CONFIG, trust=trust or env is not None)
     if total_timesteps is not None:
         changes["total_timesteps"] = total_timesteps
-    config = resolve([Layer(config.to_dict(), str(run_dir.path / CONFIG)), Layer(changes, "resume")])
+    config = resolve([Layer(written.to_dict(), str(run_dir.path / CONFIG)), Layer(changes, "resume")])
     with run_lock(run_dir.path):
         checkpoint = find_checkpoint(run_dir.path)
         require_environment(checkpoint, env)
         refuse_changes(checkpoint, config)
+        refuse_edits(written, run_dir.path / CONFIG, run_dir.metadata().get("history"), changes)
         experiment = build_experiment(config, env, eval_env)
         try:
             restore(experiment, checkpoint)
@@ -264,7 +267,14 @@ def run_experiment(
             said = f"resume grade: {grade}" + (f" ({obstacle})" if obstacle else "")
         environment = describe_environment(experiment)
         steps = experiment.trainer.env_steps
-        run_dir.begin(this, str(experiment.device), steps, environment=environment, resume_grade=grade)
+        run_dir.begin(
+            this,
+            str(experiment.device),
+            steps,
+            settings=changeable(this),
+            environment=environment,
+            resume_grade=grade,
+        )
     _warn_if_schedules_are_over(experiment)
     try:
         user = as_callbacks(callback)
