@@ -530,6 +530,43 @@ def test_a_compiler_that_hangs_is_stopped(monkeypatch, tmp_path):
         compiler.build("this", "int one(void) { return 1; }")
 
 
+KILLED = """
+import os, threading, time
+from rl_training.policies.native import compiler
+compiler.find_compiler = lambda: {cc!r}
+threading.Thread(target=compiler.build, args=("this", "int one(void) {{ return 1; }}"), daemon=True).start()
+while not os.path.exists({began!r}):
+    time.sleep(0.01)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_nothing_of_a_compiler_stays_behind_a_killed_program(monkeypatch, tmp_path):
+    """Neither what the compiler has started, nor, from the next start on, files."""
+    cc, began = tmp_path / "cc", tmp_path / "began"
+    cc.write_text(f"#!/bin/sh\nsleep 600 &\necho $$ $! > $TMPDIR/part\nmv $TMPDIR/part {began}\nwait\n")
+    cc.chmod(0o755)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    script = KILLED.format(cc=str(cc), began=str(began))
+    killed = subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(temporary)}, timeout=120)
+    assert killed.returncode == -9
+    pids = began.read_text().split()
+    assert len(pids) == 2
+    deadline = time.monotonic() + 10
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+    (left,) = temporary.iterdir()
+    other = temporary / f"rl_training_{os.getpid()}_under_way"
+    other.mkdir()
+    monkeypatch.setattr(compiler.tempfile, "tempdir", str(temporary))
+    compiler._tidy.cache_clear()
+    compiler.build("this", "int one(void) { return 1; }")
+    assert list(temporary.iterdir()) == [other], f"{left} is removed, and nothing of a process that lives"
+
+
 def test_errors_in_c_are_told():
     with pytest.raises(compiler.NotCompiledError, match="recording"):
         compiler.build("a recording", "this is not C")

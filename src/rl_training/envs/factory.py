@@ -76,7 +76,7 @@ def make_env(
         return wrap_env(gym.make(env_id, **kwargs), wrappers or [], action_masks)
     except RLTrainingError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _readable(env_id, kwargs, error) from error
 
 
@@ -143,7 +143,7 @@ def copy_env(env: EnvLike) -> EnvLike:
         own, found = ((one.observation_space, one.action_space) for one in (env, twin))
         if own != found:  # what a spec says of an environment need not be all that was made of it
             raise EnvError(f"made anew from its spec, it has the spaces {found} instead of {own}")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvError(
             f"{env} cannot be copied for evaluation ({type(error).__name__}: {error}). "
             "Give one of its own with eval_env=..., or turn evaluation during training off with eval_every=0."
@@ -227,7 +227,7 @@ def _make_native(env_id: str, cfg: EnvSettings, num_envs: int) -> AnyVectorEnv:
         return gym.make_vec(
             env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **copy.deepcopy(cfg.env_kwargs)
         )
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, gym.error.Error) and "vector entry point" in str(error):
             raise ConfigError(
                 f"vectorization: '{env_id}' has no native vector implementation; use sync or async"
@@ -247,7 +247,7 @@ def _register_known(env_id: str) -> None:
                 raise MissingExtraError(f"'{env_id}'", extra) from error
 
 
-def _readable(env_id: str, kwargs: dict[str, Any], error: Exception) -> Exception:
+def _readable(env_id: str, kwargs: dict[str, Any], error: Exception | SystemExit) -> Exception:
     """Turn what `gym.make` raised into one paragraph that says what to do."""
     text = str(error).lower()
     if isinstance(error, (gym.error.DependencyNotInstalled, ImportError)):

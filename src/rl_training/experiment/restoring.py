@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ MAY_CHANGE = frozenset(
     | {"checkpoint_keep", "checkpoint_best", "video_every", "log_every", "tensorboard", "wandb", "mlflow", "init_from"}
 )
 """Settings that a resumed run may have otherwise than before."""
+
+SAME_BITS = frozenset({"system", "c_compiler"})
+"""Facts about a machine that no bits depend on: what is compiled gives those that torch gives."""
 
 
 def load_experiment(
@@ -161,6 +164,37 @@ def refuse_changes(checkpoint: Checkpoint, config: TrainConfig) -> None:
         )
 
 
+def refuse_edits(written: TrainConfig, where: Path, history: Any, given: Collection[str] = ()) -> None:
+    """A run's config.yaml says how it was started last: settings are changed by giving them to `resume`.
+
+    `history` is that of the run's metadata; `given` are the settings that this resume changes.
+    """
+    starts = [entry for entry in history if isinstance(entry, Mapping)] if isinstance(history, list) else []
+    values = changeable(written)
+    problems = []
+    for name in sorted(values.keys() - set(given)):
+        # the last two: a process may have been killed between its entry in the history and its config.yaml
+        began = [start[name] for start in map(_settings_of, starts[-2:]) if name in start]
+        if began and values[name] not in began:
+            problems.append(
+                f"{where} > {name}: is {values[name]!r}, but the run was started with {began[-1]!r}. Set it back, and "
+                f"give the new value to resume: --{name.replace('_', '-')} (in Python, {name}=...)"
+            )
+    if problems:
+        raise ConfigError(problems)
+
+
+def changeable(config: TrainConfig) -> dict[str, Any]:
+    """The settings that a resumed run may have otherwise than before, apart from where things lie."""
+    return {name: value for name, value in config.to_dict().items() if name in MAY_CHANGE - {"output_dir", "init_from"}}
+
+
+def _settings_of(start: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How a run was started, as far as its history says so; older versions wrote only the number of steps."""
+    settings = start.get("settings")
+    return settings if isinstance(settings, Mapping) else {k: v for k, v in start.items() if k == "total_timesteps"}
+
+
 def _leaves(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(data, Mapping) and data:
         for key, value in data.items():
@@ -176,6 +210,7 @@ def differing_machine(before: Mapping[str, Any], device: str) -> str | None:
     for group in ("versions", "hardware"):
         old = before.get(group) if isinstance(before.get(group), Mapping) else {}
         assert isinstance(old, Mapping)
-        names = [name for name in now[group] if name in old and old[name] != now[group][name] and name != "system"]
+        names = [name for name in now[group] if name in old and old[name] != now[group][name]]
+        names = [name for name in names if name not in SAME_BITS]
         changes += [f"{name} {old[name]} -> {now[group][name]}" for name in names]
     return ", ".join(changes) or None

@@ -6,7 +6,7 @@ import os
 import socket
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,19 +83,33 @@ class RunDirectory:
             raise CheckpointError(f"{self.path} is not a run directory: it has no {CONFIG}")
         refuse_links(self._places(), within=self.path)
 
-    def rewind(self, env_steps: int) -> None:
-        """Drop what a run wrote beyond the checkpoint that it goes on from: it will write it again."""
-        rewind_metrics(self.path / METRICS, env_steps)
+    def rewind(self, env_steps: int, *, again: bool = False) -> None:
+        """Drop what a run wrote beyond the checkpoint that it goes on from: it will write it again.
+
+        With `again`, also what it wrote at that step: its evaluation was stopped there and is made again.
+        """
+        last = env_steps - 1 if again else env_steps
+        rewind_metrics(self.path / METRICS, last)
         evaluations = self.evaluations()
-        kept = [entry for entry in evaluations if entry["step"] <= env_steps]
+        kept = [entry for entry in evaluations if entry["step"] <= last]
         if len(kept) < len(evaluations):
             write_json(self.path / EVALUATIONS, kept)
         for path in tidy_checkpoints(self.path / "checkpoints", env_steps):
             warnings.warn(f"a damaged checkpoint was put aside as {path}", stacklevel=2)
 
-    def begin(self, config: TrainConfig, device: str, from_step: int = 0, **facts: Any) -> None:
-        """Write what is known at the start, be it the first one or a resume from a later step."""
-        write_text(self.path / CONFIG, config.to_yaml())
+    def begin(
+        self,
+        config: TrainConfig,
+        device: str,
+        from_step: int = 0,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        **facts: Any,
+    ) -> None:
+        """Write what is known at the start, be it the first one or a resume from a later step.
+
+        `settings` are those that a resume may change; the history has them for every start.
+        """
         append_line(self.path / COMMAND, command_line())
         before = self.metadata() if (self.path / METADATA).exists() else {}
         data = collect_metadata(device)
@@ -103,7 +117,7 @@ class RunDirectory:
         if not isinstance(earlier, list):
             raise CheckpointError(f"{self.path / METADATA}: is damaged: 'history' is not a list")
         start = {"started": data["created"], "from_step": from_step, "total_timesteps": config.total_timesteps}
-        history = [*earlier, start]
+        history = [*earlier, start if settings is None else {**start, "settings": dict(settings)}]
         fresh = {
             "run_id": uuid.uuid4().hex[:12],
             "env_steps": 0,
@@ -114,6 +128,7 @@ class RunDirectory:
             self.path / METADATA,
             {**fresh, **before, **data, "seed": config.seed, **facts, **process, "history": history},
         )
+        write_text(self.path / CONFIG, config.to_yaml())
 
     def update(self, **changes: Any) -> None:
         """Change entries of the metadata."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import signal
 import sys
 import threading
@@ -13,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError, ConfigError
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.contracts.schedule import Schedule
@@ -51,9 +51,11 @@ from rl_training.experiment.logging import (
 from rl_training.experiment.metadata import collect_metadata
 from rl_training.experiment.profiling import Profiler, watched_methods
 from rl_training.experiment.restoring import (
+    changeable,
     differing_machine,
     initialize,
     refuse_changes,
+    refuse_edits,
     require_environment,
     restore,
 )
@@ -63,6 +65,7 @@ from rl_training.experiment.yaml_io import read_yaml
 from rl_training.runtime.callbacks import (
     Callback,
     CallbackLike,
+    EvaluateFn,
     EvaluationCallback,
     Every,
     StopAfterSeconds,
@@ -70,6 +73,7 @@ from rl_training.runtime.callbacks import (
     StopOnReward,
     as_callbacks,
 )
+from rl_training.runtime.evaluator import EvaluationStoppedError
 from rl_training.runtime.trainer import Trainer, TrainResult
 
 Callbacks = CallbackLike | Sequence[CallbackLike] | None
@@ -135,6 +139,8 @@ def resume(
     if total_timesteps is not None:
         changes["total_timesteps"] = total_timesteps
     source, rest = str(run_dir.path / CONFIG), read_yaml(run_dir.path / CONFIG)
+    written = resolve([Layer(rest, source)])  # only compared
+    rest = dict(rest)
     place = {str(name): rest.pop(name) for name in ("env_id", "env_kwargs") if name in rest}  # an `env` replaces it
     layers = [Layer(rest, source, trust), Layer(place, source, trust or env is not None), Layer(changes, "resume")]
     config = resolve(layers)
@@ -142,12 +148,14 @@ def resume(
         checkpoint = find_checkpoint(run_dir.path)
         require_environment(checkpoint, env)
         refuse_changes(checkpoint, config)
+        refuse_edits(written, run_dir.path / CONFIG, run_dir.metadata().get("history"), changes)
         experiment = build_experiment(config, env, eval_env)
         try:
             restore(experiment, checkpoint)
             _refuse_finished(run_dir, experiment)
             _say_if_bits_may_differ(run_dir, experiment)
-            run_dir.rewind(experiment.trainer.env_steps)
+            trainer = experiment.trainer
+            run_dir.rewind(trainer.env_steps, again=EvaluationLog.__name__ in trainer.undone)
             total = config.total_timesteps
             return run_experiment(experiment, total, run_dir=run_dir, callback=callback, progress=progress)
         finally:
@@ -265,7 +273,14 @@ def run_experiment(
             said = f"resume grade: {grade}" + (f" ({obstacle})" if obstacle else "")
         environment = describe_environment(experiment)
         steps = experiment.trainer.env_steps
-        run_dir.begin(this, str(experiment.device), steps, environment=environment, resume_grade=grade)
+        run_dir.begin(
+            this,
+            str(experiment.device),
+            steps,
+            settings=changeable(this),
+            environment=environment,
+            resume_grade=grade,
+        )
     _warn_if_schedules_are_over(experiment)
     try:
         user = as_callbacks(callback)
@@ -278,8 +293,8 @@ def run_experiment(
             if said:  # from here on, a signal lets the run save itself
                 _say(said)
             result = trainer.run(total_timesteps, callbacks, new=user)
-        if config.eval_every and not result.interrupted:
-            result.final_evaluation = _final_evaluation(experiment)
+            if config.eval_every and not result.interrupted:
+                _evaluate_at_the_end(experiment, result)
     except BaseException as error:
         if run_dir is not None:
             _record_failure(run_dir, trainer.env_steps, error)
@@ -314,13 +329,25 @@ def _profiled(
         _say(profiler.table())
 
 
-def _final_evaluation(experiment: Experiment) -> EvaluationResult:
-    config = experiment.config
+def _evaluate_at_the_end(experiment: Experiment, result: TrainResult) -> None:
+    """The final evaluation. If a signal stops it, a resume makes it; a run that ended early for good goes without."""
+    config, trainer = experiment.config, experiment.trainer
     seed = draw_seed(random_stream(config.seed, "final evaluation"))
-    with using_threads(config.num_threads):
-        return experiment.evaluator.evaluate(
-            experiment.trainer.policy, config.eval_episodes, deterministic=config.eval_deterministic, seed=seed
+    try:
+        result.final_evaluation = _stoppable(experiment)(
+            trainer.policy, config.eval_episodes, deterministic=config.eval_deterministic, seed=seed
         )
+    except EvaluationStoppedError:
+        if trainer.env_steps < trainer.total_timesteps:
+            warnings.warn(f"there is no final evaluation: {trainer.signal} stopped it", stacklevel=2)
+        else:
+            assert trainer.signal is not None
+            result.interrupted, result.stop_reason = True, trainer.signal
+
+
+def _stoppable(experiment: Experiment) -> EvaluateFn:
+    """The run's evaluations, which stop when a signal has come."""
+    return functools.partial(experiment.evaluator.evaluate, stop=lambda: experiment.trainer.signal is not None)
 
 
 def _record_failure(run_dir: RunDirectory, env_steps: int, error: BaseException) -> None:
@@ -368,7 +395,7 @@ def _callbacks(
     if config.eval_every:
         callbacks.append(
             EvaluationCallback(
-                experiment.evaluator.evaluate,
+                _stoppable(experiment),
                 Every(config.eval_every),
                 config.eval_episodes,
                 config.eval_deterministic,
@@ -419,6 +446,7 @@ def _file_callbacks(experiment: Experiment, run_dir: RunDirectory) -> list[Callb
                 Every(config.video_every),
                 config.seed,
                 config.eval_deterministic,
+                stop=lambda: experiment.trainer.signal is not None,
             )
         )
     return callbacks
@@ -426,7 +454,7 @@ def _file_callbacks(experiment: Experiment, run_dir: RunDirectory) -> list[Callb
 
 @contextmanager
 def _stop_on_signals(trainer: Trainer) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the run after this iteration, a second SIGINT at once."""
+    """The first SIGINT or SIGTERM ends the run after this iteration, or its evaluation; a second SIGINT at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

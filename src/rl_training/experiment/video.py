@@ -60,6 +60,8 @@ class VideoCallback(Callback):
     every: Every
     seed: int = 0
     deterministic: bool = True
+    stop: Callable[[], bool] | None = None
+    """Whether to stop filming; the film is made again after the resume."""
 
     def on_start(self, run: RunView) -> None:
         """See `Callback.on_start`."""
@@ -67,11 +69,12 @@ class VideoCallback(Callback):
 
     def on_iteration(self, run: RunView) -> None:
         """See `Callback.on_iteration`."""
-        if not self.every.due(run.env_steps):
+        if not self.every.completed(run.env_steps):
             return
         evaluator = self.make_evaluator(f"step-{run.env_steps}")
         try:
             seed = draw_seed(random_stream(self.seed, "video", run.env_steps))
-            evaluator.evaluate(run.policy, 1, deterministic=self.deterministic, seed=seed)
+            evaluator.evaluate(run.policy, 1, deterministic=self.deterministic, seed=seed, stop=self.stop)
         finally:
             evaluator.close()
+        self.every.last = run.env_steps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -13,6 +15,10 @@ from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.data.normalize import ObservationNormalizer
 from rl_training.runtime.collector import Episode, EpisodeStatistics, to_tensors
 from rl_training.runtime.guards import check_step
+
+
+class EvaluationStoppedError(Exception):
+    """An evaluation that was stopped before its end. It has no result."""
 
 
 class Evaluator:
@@ -42,9 +48,15 @@ class Evaluator:
         self.random_policy, self.epsilon = random_policy, epsilon
 
     def evaluate(
-        self, policy: Policy, num_episodes: int = 10, *, deterministic: bool = True, seed: int = 0
+        self,
+        policy: Policy,
+        num_episodes: int = 10,
+        *,
+        deterministic: bool = True,
+        seed: int = 0,
+        stop: Callable[[], bool] | None = None,
     ) -> EvaluationResult:
-        """Returns and lengths of `num_episodes` whole episodes."""
+        """Returns and lengths of `num_episodes` whole episodes; `EvaluationStoppedError` as soon as `stop` is true."""
         rng = random_stream(seed, "evaluation")
         num_envs = self.env.num_envs
         quota = np.full(num_envs, num_episodes // num_envs) + (np.arange(num_envs) < num_episodes % num_envs)
@@ -53,6 +65,8 @@ class Evaluator:
         obs = self.env.reset(seed=draw_seed(rng))
         state, episode_start = None, np.ones(num_envs, np.bool_)
         while quota.any():
+            if stop is not None and stop():
+                raise EvaluationStoppedError
             tensors = to_tensors(self._policy_obs(obs), self.device)
             out = policy.act(
                 tensors,
