@@ -394,9 +394,13 @@ def test_a_replay_that_cannot_be_is_refused(run: Path, what: str) -> None:
     TAMPERING[what](newest)
     reseal(newest)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with pytest.raises(CheckpointError) as caught:
-        load(newest)
-    assert str(newest) in str(caught.value)
+    with pytest.warns(UserWarning, match="The weights are intact: the agent can act, but not learn"):
+        agent = load(newest)
+    for action in (lambda: agent.learn(5, progress=False), lambda: agent.save(run / "new")):
+        with pytest.raises(CheckpointError, match=r"learner_only=True.*weights_only=True") as caught:
+            action()
+        assert str(newest) in str(caught.value)
+    agent.close()
     with warnings.catch_warnings():  # what the files do not name can be an accident, and the one before is used
         warnings.simplefilter("ignore")
         found = find_checkpoint(run).path
@@ -464,8 +468,11 @@ def test_a_segment_that_is_no_tensors_at_all(run: Path) -> None:
     newest = checkpoints_of(run)[-1]
     (newest / "segment_00001.safetensors").write_bytes(b"\x80\x04\x95\x00")  # how a pickle begins
     reseal(newest)
+    with pytest.warns(UserWarning, match=r"segment_00001\.safetensors: is damaged"):
+        agent = load(newest)
     with pytest.raises(CheckpointError, match=r"segment_00001\.safetensors: is damaged"):
-        load(newest)
+        agent.learn(5, progress=False)
+    agent.close()
 
 
 # Parts of an agent's replay

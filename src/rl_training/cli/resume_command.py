@@ -19,7 +19,8 @@ DESCRIPTION = f"""Continue a run from its newest good checkpoint.
 
   rl-training resume RUN [--total-timesteps N] [options]
 
-Also: --quiet, --trust (let the run's config name a module to import), --debug. The options below show the run's own
+Also: --quiet, --trust (let the run's config name a module to import), --debug, --learner-only (from the weights and the
+optimizer alone, with an empty replay and new episodes: where these are damaged). The options below show the run's own
 values. These may change: {", ".join(sorted(MAY_CHANGE - {"init_from", "output_dir"}))}."""
 
 
@@ -28,6 +29,7 @@ def run(args: list[str]) -> int:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--quiet", action="store_true")
     first.add_argument("--trust", action="store_true")
+    first.add_argument("--learner-only", action="store_true")
     known, options = first.parse_known_args(args)
     if options and options[0] in ("-h", "--help"):
         default = TrainConfig(algo=next(iter(registry())), env_id="CartPole-v1")  # any has the settings of a run
@@ -40,4 +42,4 @@ def run(args: list[str]) -> int:
     config = parsing.parse(TrainConfig, options, prog="rl-training resume", description=DESCRIPTION, default=base)
     names = [field.name for field in dataclasses.fields(TrainConfig)]
     changes = {name: getattr(config, name) for name in names if getattr(config, name) != getattr(base, name)}
-    return report(resume(path, progress=not known.quiet, trust=known.trust, **changes))
+    return report(resume(path, progress=not known.quiet, trust=known.trust, learner_only=known.learner_only, **changes))

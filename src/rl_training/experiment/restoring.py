@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,42 @@ MAY_CHANGE = frozenset(
 
 
 def load_experiment(
-    path: str | Path, *, env: EnvLike | None = None, eval_env: EnvLike | None = None, trust: bool = False
+    path: str | Path,
+    *,
+    env: EnvLike | None = None,
+    eval_env: EnvLike | None = None,
+    trust: bool = False,
+    learner_only: bool = False,
 ) -> tuple[Experiment, Checkpoint]:
     """The experiment that a checkpoint (or a run's newest one) holds, restored.
 
-    In an environment that is given, new episodes begin: it may be another one, or another number of them.
+    In an environment that is given, new episodes begin: it may be another one, or another number of them. With
+    `learner_only`, the replay and the episodes in flight are left out. If only these are damaged, the experiment is
+    restored without them and says so in `damage`.
     """
-    checkpoint = find_checkpoint(path)
+    try:
+        return _load_experiment(path, env, eval_env, trust, learner_only)
+    except CheckpointError as error:
+        if learner_only:
+            raise
+        try:
+            experiment, checkpoint = _load_experiment(path, env, eval_env, trust, True)
+        except RLTrainingError:
+            raise error from None
+        experiment.damage = str(error)
+        warnings.warn(f"{error}. The weights are intact: the agent can act, but not learn", stacklevel=3)
+        return experiment, checkpoint
+
+
+def _load_experiment(
+    path: str | Path, env: EnvLike | None, eval_env: EnvLike | None, trust: bool, learner_only: bool
+) -> tuple[Experiment, Checkpoint]:
+    checkpoint = find_checkpoint(path, learner_only=learner_only)
     require_environment(checkpoint, env)
     config = config_of(checkpoint, trust=trust or env is not None)
     experiment = build_experiment(config, env, eval_env)
     try:
-        restore(experiment, checkpoint, in_flight=env is None)
+        restore(experiment, checkpoint, in_flight=env is None, learner_only=learner_only)
     except BaseException:
         experiment.close()
         raise
@@ -49,15 +74,18 @@ def config_of(checkpoint: Checkpoint, *, trust: bool) -> TrainConfig:
     return resolve([Layer(checkpoint.config, str(checkpoint.path / CONFIG), trusted=trust)])
 
 
-def restore(experiment: Experiment, checkpoint: Checkpoint, *, in_flight: bool = True) -> None:
+def restore(
+    experiment: Experiment, checkpoint: Checkpoint, *, in_flight: bool = True, learner_only: bool = False
+) -> None:
     """Put a checkpoint's state into an experiment; one that does not fit is an error that names the checkpoint."""
     config = experiment.config
     with _naming(checkpoint, f"does not fit {config.algo} on {config.env_id}"):
         state = checkpoint.state
         if checkpoint.metadata.get("resume_grade") == WEIGHTS_ONLY:
             state = _completed(experiment, state)
-        elif not in_flight:
-            state = {**state, "collector": {**state["collector"], "in_flight": None}}
+        elif learner_only or not in_flight:
+            replay = {"sampler": None} if learner_only and "sampler" in state else {}
+            state = {**state, **replay, "collector": {**state["collector"], "in_flight": None}}
         experiment.trainer.load_state_dict(state)
         _check_observation(experiment.trainer.collector.obs, experiment)
     experiment.trainer.restored_from = str(checkpoint.path)
@@ -90,7 +118,7 @@ def _check_observation(obs: ArrayObservation | None, experiment: Experiment) -> 
 
 def initialize(experiment: Experiment, path: Path) -> None:
     """Start from the weights and the normalisation of a trained agent; everything else is as in a new run."""
-    checkpoint = find_checkpoint(path)
+    checkpoint = find_checkpoint(path, learner_only=True)
     with _naming(checkpoint, "cannot be started from"):
         _start_from(experiment, checkpoint.state)
 

@@ -35,6 +35,7 @@ from rl_training.experiment.checkpointing import (
     save_checkpoint,
 )
 from rl_training.experiment.config import Layer, TrainConfig, read_config, resolve
+from rl_training.experiment.files import UnwritableError
 from rl_training.experiment.lock import run_lock
 from rl_training.experiment.logging import (
     JsonlLogger,
@@ -121,12 +122,15 @@ def resume(
     callback: Callbacks = None,
     progress: bool = True,
     trust: bool = False,
+    learner_only: bool = False,
     **changes: Any,
 ) -> TrainResult:
     """Continue a run from its newest good checkpoint, in the same run directory.
 
     `env` is needed for runs whose environment was an object. `trust` allows the run's config to name a module to
-    import (`package:Env-v0`). Other settings that may change (`eval_every`, `device`, ...) are given by keyword.
+    import (`package:Env-v0`). With `learner_only`, the replay and the episodes in flight are not read: the run goes on
+    from the weights and the optimizer of its newest checkpoint even if these are damaged. Other settings that may
+    change (`eval_every`, `device`, ...) are given by keyword.
     """
     run_dir = RunDirectory(Path(path))
     run_dir.require()
@@ -135,19 +139,43 @@ def resume(
         changes["total_timesteps"] = total_timesteps
     config = resolve([Layer(config.to_dict(), str(run_dir.path / CONFIG)), Layer(changes, "resume")])
     with run_lock(run_dir.path):
-        checkpoint = find_checkpoint(run_dir.path)
+        run_dir.recover()
+        with _offering_learner_only(run_dir, learner_only):
+            checkpoint = find_checkpoint(run_dir.path, learner_only=learner_only)
         require_environment(checkpoint, env)
         refuse_changes(checkpoint, config)
         experiment = build_experiment(config, env, eval_env)
         try:
-            restore(experiment, checkpoint)
+            with _offering_learner_only(run_dir, learner_only):
+                restore(experiment, checkpoint, learner_only=learner_only)
             _refuse_finished(run_dir, experiment)
             _say_if_bits_may_differ(run_dir, experiment)
             run_dir.rewind(experiment.trainer.env_steps)
             total = config.total_timesteps
-            return run_experiment(experiment, total, run_dir=run_dir, callback=callback, progress=progress)
+            return run_experiment(
+                experiment, total, run_dir=run_dir, callback=callback, progress=progress, learner_only=learner_only
+            )
         finally:
             experiment.close()
+
+
+@contextmanager
+def _offering_learner_only(run_dir: RunDirectory, learner_only: bool) -> Iterator[None]:
+    """Where the weights of a run that cannot be resumed are intact, the error says how to go on from them."""
+    try:
+        yield
+    except CheckpointError as error:
+        if learner_only:
+            raise
+        try:
+            newest = find_checkpoint(run_dir.path, learner_only=True)
+        except CheckpointError:
+            raise error from None
+        raise CheckpointError(
+            f"{error}. The weights and the optimizer in {newest.path.name} are intact. To go on from them with an "
+            f"empty replay and new episodes: rl-training resume {run_dir.path} --learner-only "
+            "(in Python, learner_only=True)"
+        ) from error
 
 
 def _refuse_finished(run_dir: RunDirectory, experiment: Experiment) -> None:
@@ -247,6 +275,7 @@ def run_experiment(
     callback: Callbacks = None,
     progress: bool = True,
     profiler: Profiler | None = None,
+    learner_only: bool = False,
 ) -> TrainResult:
     """Train until `total_timesteps`. With a run directory, everything is written there; without, nothing is."""
     config, trainer = experiment.config, experiment.trainer
@@ -261,7 +290,8 @@ def run_experiment(
             said = f"resume grade: {grade}" + (f" ({obstacle})" if obstacle else "")
         environment = describe_environment(experiment)
         steps = experiment.trainer.env_steps
-        run_dir.begin(this, str(experiment.device), steps, environment=environment, resume_grade=grade)
+        device = str(experiment.device)
+        run_dir.begin(this, device, steps, learner_only=learner_only, environment=environment, resume_grade=grade)
     _warn_if_schedules_are_over(experiment)
     try:
         user = as_callbacks(callback)
@@ -281,17 +311,24 @@ def run_experiment(
             _record_failure(run_dir, trainer.env_steps, error)
         raise
     if run_dir is not None:
-        if result.final_evaluation is not None:
-            run_dir.add_evaluation(trainer.env_steps, result.final_evaluation, final=True)
         result.run_dir = run_dir.path
         result.checkpoint_path = max(checkpoints_of(run_dir.path), key=lambda path: int(path.name[5:]), default=None)
-        run_dir.update(
-            status="stopped" if result.interrupted else "finished",
-            env_steps=trainer.env_steps,
-            best_return=result.best_return,
-            stop_reason=result.stop_reason,
-        )
+        try:
+            _record_end(run_dir, result)
+        except UnwritableError as error:
+            warnings.warn(f"the run has ended and is saved, but that could not be recorded: {error}", stacklevel=2)
     return result
+
+
+def _record_end(run_dir: RunDirectory, result: TrainResult) -> None:
+    if result.final_evaluation is not None:
+        run_dir.add_evaluation(result.env_steps, result.final_evaluation, final=True)
+    run_dir.update(
+        status="stopped" if result.interrupted else "finished",
+        env_steps=result.env_steps,
+        best_return=result.best_return,
+        stop_reason=result.stop_reason,
+    )
 
 
 @contextmanager
@@ -306,7 +343,10 @@ def _profiled(
         with profiler.watching(watched_methods(experiment, callbacks)):
             yield
     finally:
-        profiler.write(run_dir.path)
+        try:
+            profiler.write(run_dir.path)
+        except UnwritableError as error:
+            warnings.warn(str(error), stacklevel=2)
         _say(profiler.table())
 
 
