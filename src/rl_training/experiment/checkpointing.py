@@ -140,10 +140,7 @@ def _load(path: Path, learner_only: bool) -> Checkpoint:
     for name in _CONTENT:
         _verify(path / name, listed.get(name))
     refuse_links([path / name for name in sorted(segments)], within=path)
-    if learner_only:
-        found = {name: _unread_segment(path / name, listed[name]) for name in segments}
-    else:
-        found = {name: _read_segment(path / name, listed[name]) for name in sorted(segments)}
+    found = {name: _segment(path / name, listed[name], verify=not learner_only) for name in sorted(segments)}
     tensors = _read_tensors(path / TENSORS)
     state = _join(read_mapping(path / STATE), tensors, found, path / STATE)
     return Checkpoint(state, read_mapping(path / CONFIG), read_mapping(path / METADATA), path)
@@ -156,24 +153,19 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: is damaged: {error}") from error
 
 
-def _read_segment(path: Path, entry: Any) -> Segment:
-    _verify(path, entry)
-    stamp = _stamp(path)
+def _segment(path: Path, entry: Any, *, verify: bool) -> Segment:
+    """A segment in a file; one that is not verified now is when it is read, and its file is not shared."""
 
     def tensors() -> dict[str, Tensor]:
-        if not path.is_file() or _stamp(path) != stamp:  # not what was verified
+        if segment.file is None:  # not verified, or found damaged since
             _verify(path, entry)
         return _read_tensors(path)
 
-    return Segment(tensors, complete=True, file=path, sha256=entry["sha256"], stamp=stamp)
-
-
-def _unread_segment(path: Path, entry: Any) -> Segment:
-    def tensors() -> dict[str, Tensor]:
+    segment = Segment(tensors)
+    if verify:
         _verify(path, entry)
-        return _read_tensors(path)
-
-    return Segment(tensors, complete=True)
+        segment.file, segment.sha256, segment.stamp = path, entry["sha256"], _stamp(path)
+    return segment
 
 
 def _verify_shared(segments: list[Segment]) -> None:
