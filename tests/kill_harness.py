@@ -39,6 +39,7 @@ class Killer:
 
     def __init__(self, number: int) -> None:
         self.left = number
+        self.kinds: list[str] = []
         sys.addaudithook(self._hook)
         files.open = self._open  # type: ignore[attr-defined]
         save_file, swap = checkpointing.save_file, checkpointing.swap
@@ -51,20 +52,21 @@ class Killer:
             path.write_bytes(content)
 
         def counted_swap(one: Path, other: Path) -> bool:
-            self.count()
+            self.count("swap")
             return swap(one, other)
 
         checkpointing.save_file, checkpointing.swap = torn_save, counted_swap
         os.fsync = lambda descriptor: self.count()  # type: ignore[assignment]
 
-    def count(self) -> None:
+    def count(self, kind: str = "write") -> None:
+        self.kinds.append(kind)
         self.left -= 1
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _hook(self, event: str, args: tuple[Any, ...]) -> None:
         if event in EVENTS or (event == "open" and isinstance(args[2], int) and args[2] & 3 in CHANGES):
-            self.count()
+            self.count(event)
 
     def _open(self, *args: Any, **kwargs: Any) -> Any:
         return TornFile(builtins.open(*args, **kwargs), self)
@@ -123,10 +125,12 @@ Action = Callable[[Path, Callable[[], object]], None]
 
 
 def kill_everywhere(home: Path, stride: int, act: Action, look: Callable[[Path], None]) -> tuple[int, list[str]]:
-    """Kill `act` at its first, ... operation until it gets through, and `look` at what is left each time."""
+    """Kill `act` at its operations and `look` at what is left each time: at each that puts something in its place, and
+    at every so many others."""
     failures: list[str] = []
-    number = 1
-    while True:
+    kinds = _operations(home, act)
+    numbers = [n for n, kind in enumerate(kinds, 1) if n % stride == 0 or kind in ("os.rename", "swap")]
+    for number in numbers:
         place = home / str(number)
         place.mkdir()
         outcome = in_child(lambda: act(place, lambda: Killer(number)), home / "report")  # noqa: B023 - used at once
@@ -135,9 +139,21 @@ def kill_everywhere(home: Path, stride: int, act: Action, look: Callable[[Path],
             names = sorted(str(path.relative_to(place)) for path in place.rglob("*"))
             failures.append(f"operation {number}: {what}\n{names}")
         shutil.rmtree(place)
-        if outcome != "killed" or len(failures) > 3:
-            return number, failures
-        number += stride
+    return len(kinds), failures
+
+
+def _operations(home: Path, act: Action) -> list[str]:
+    """The operations of `act` when nothing kills it."""
+
+    def traced() -> None:
+        killers: list[Killer] = []
+        (home / "0").mkdir()
+        act(home / "0", lambda: killers.append(Killer(0)))
+        kinds = list(killers[0].kinds)
+        (home / "trace").write_text(json.dumps(kinds))
+
+    check(in_child(traced, home / "report") is None, "it fails without a kill")
+    return list(json.loads((home / "trace").read_text()))
 
 
 def same(one: Any, other: Any) -> bool:

@@ -28,10 +28,10 @@ def facts_of(directory: Path, *args: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("scenario", "keep", "how", "stride"),
     [
-        ("save", 1, "exchange", 2),
-        ("replace", 1, "renames", 5),
-        ("resume", 3, "exchange", 7),
-        ("recover", 1, "renames", 7),
+        ("save", 1, "exchange", 10),
+        ("replace", 1, "renames", 10),
+        ("resume", 3, "exchange", 20),
+        ("recover", 1, "renames", 20),
     ],
 )
 def test_kills_at_some_file_operations(tmp_path: Path, scenario: str, keep: int, how: str, stride: int) -> None:
