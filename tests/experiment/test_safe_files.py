@@ -490,14 +490,14 @@ def test_an_environments_state_cannot_replace_more_than_state(checkpoint: Path, 
     level = good["collector"]["in_flight"]["env"]["env"][-1]["state"]["envs"][0][-1]
     level["state"][name] = "planted"
     plant(checkpoint, "state.json", json.dumps(good))
-    scene.refused(lambda: load(checkpoint), checkpoint)
+    scene.refused(lambda: load(checkpoint).learn(32, progress=False), checkpoint)
 
 
 def test_an_environments_state_for_another_class(checkpoint: Path, scene: Scene) -> None:
     good = json.loads((checkpoint / "state.json").read_text())
     good["collector"]["in_flight"]["env"]["env"][-1]["class"] = "planted_module.Env"
     plant(checkpoint, "state.json", json.dumps(good))
-    scene.refused(lambda: load(checkpoint), checkpoint, "planted_module.Env")
+    scene.refused(lambda: load(checkpoint).learn(32, progress=False), checkpoint, "planted_module.Env")
 
 
 def test_wrong_types_anywhere_in_the_config(checkpoint: Path, scene: Scene) -> None:

@@ -19,8 +19,9 @@ DESCRIPTION = f"""Continue a run from its newest good checkpoint.
 
   rl-training resume RUN [--total-timesteps N] [options]
 
-Also: --quiet, --trust (let the run's config name a module to import or a logger on the network), --debug. The options
-below show the run's own values. These may change:
+Also: --quiet, --trust (let the run's config name a module to import or a logger on the network), --debug,
+--learner-only (from the weights and the optimizer alone, with an empty replay and new episodes: where these are
+damaged). The options below show the run's own values. These may change:
 {", ".join(sorted(MAY_CHANGE - {"init_from", "output_dir"}))}."""
 
 
@@ -29,6 +30,7 @@ def run(args: list[str]) -> int:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--quiet", action="store_true")
     first.add_argument("--trust", action="store_true")
+    first.add_argument("--learner-only", action="store_true")
     known, options = first.parse_known_args(args)
     if options and options[0] in ("-h", "--help"):
         default = TrainConfig(algo=next(iter(registry())), env_id="CartPole-v1")  # any has the settings of a run
@@ -42,4 +44,4 @@ def run(args: list[str]) -> int:
     names = [field.name for field in dataclasses.fields(TrainConfig)]
     changes = {name: getattr(config, name) for name in names if getattr(config, name) != getattr(base, name)}
     changes |= {name: getattr(config, name) for name in NETWORK_LOGGERS if name in said(options)}
-    return report(resume(path, progress=not known.quiet, trust=known.trust, **changes))
+    return report(resume(path, progress=not known.quiet, trust=known.trust, learner_only=known.learner_only, **changes))

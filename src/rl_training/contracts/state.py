@@ -46,6 +46,8 @@ class Segment:
     sha256: str = ""
     stamp: tuple[int, int] = (0, 0)
     """Inode and time of the file, by which it is known that no other one has taken its place."""
+    unverified: int = 0
+    """Checkpoints that shared the file since its checksum was last compared."""
 
 
 class Stateful:

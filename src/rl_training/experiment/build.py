@@ -69,6 +69,8 @@ class Experiment:
     env: EnvLike | None = None
     """The environment object that was given instead of an id, if one was."""
     eval_env: EnvLike | None = None
+    damage: str | None = None
+    """What is wrong with the replay or the episodes that it was restored from: it can act, but not go on learning."""
     _evaluator: Evaluator | None = field(default=None, repr=False)
 
     @property

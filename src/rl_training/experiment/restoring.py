@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,13 +36,38 @@ def load_experiment(
     eval_env: EnvLike | None = None,
     trust: bool = False,
     config: TrainConfig | None = None,
+    learner_only: bool = False,
 ) -> tuple[Experiment, Checkpoint]:
     """The experiment that a checkpoint (or a run's newest one) holds, restored.
 
     In an environment that is given, new episodes begin: it may be another one, or another number of them. A `config`
-    that is given is used instead of the checkpoint's, which may differ only in what a resume may change.
+    that is given is used instead of the checkpoint's, which may differ only in what a resume may change. With
+    `learner_only`, the replay and the episodes in flight are left out. If only these are damaged, the experiment is
+    restored without them and says so in `damage`.
     """
-    checkpoint = find_checkpoint(path)
+    try:
+        return _load_experiment(path, env, eval_env, trust, config, learner_only)
+    except CheckpointError as error:
+        if learner_only:
+            raise
+        try:
+            experiment, checkpoint = _load_experiment(path, env, eval_env, trust, config, True)
+        except RLTrainingError:
+            raise error from None
+        experiment.damage = str(error)
+        warnings.warn(f"{error}. The weights are intact: the agent can act, but not learn", stacklevel=3)
+        return experiment, checkpoint
+
+
+def _load_experiment(
+    path: str | Path,
+    env: EnvLike | None,
+    eval_env: EnvLike | None,
+    trust: bool,
+    config: TrainConfig | None,
+    learner_only: bool,
+) -> tuple[Experiment, Checkpoint]:
+    checkpoint = find_checkpoint(path, learner_only=learner_only)
     require_environment(checkpoint, env)
     if config is None:
         off = {} if trust else dict.fromkeys(NETWORK_LOGGERS, False)  # acting needs none of them
@@ -50,7 +76,7 @@ def load_experiment(
         refuse_changes(checkpoint, config)
     experiment = build_experiment(config, env, eval_env)
     try:
-        restore(experiment, checkpoint, in_flight=env is None)
+        restore(experiment, checkpoint, in_flight=env is None, learner_only=learner_only)
     except BaseException:
         experiment.close()
         raise
@@ -63,15 +89,18 @@ def config_of(checkpoint: Checkpoint, *, trust: bool, **changes: Any) -> TrainCo
     return resolve([saved, Layer(changes, "changes")])
 
 
-def restore(experiment: Experiment, checkpoint: Checkpoint, *, in_flight: bool = True) -> None:
+def restore(
+    experiment: Experiment, checkpoint: Checkpoint, *, in_flight: bool = True, learner_only: bool = False
+) -> None:
     """Put a checkpoint's state into an experiment; one that does not fit is an error that names the checkpoint."""
     config = experiment.config
     with _naming(checkpoint, f"does not fit {config.algo} on {config.env_id}"):
         state = checkpoint.state
         if checkpoint.metadata.get("resume_grade") == WEIGHTS_ONLY:
             state = _completed(experiment, state)
-        elif not in_flight:
-            state = {**state, "collector": {**state["collector"], "in_flight": None}}
+        elif learner_only or not in_flight:
+            replay = {"sampler": None} if learner_only and "sampler" in state else {}
+            state = {**state, **replay, "collector": {**state["collector"], "in_flight": None}}
         experiment.trainer.load_state_dict(state)
         _check_observation(experiment.trainer.collector.obs, experiment)
     experiment.trainer.restored_from = str(checkpoint.path)
@@ -104,7 +133,7 @@ def _check_observation(obs: ArrayObservation | None, experiment: Experiment) -> 
 
 def initialize(experiment: Experiment, path: Path) -> None:
     """Start from the weights and the normalisation of a trained agent; everything else is as in a new run."""
-    checkpoint = find_checkpoint(path)
+    checkpoint = find_checkpoint(path, learner_only=True)
     with _naming(checkpoint, "cannot be started from"):
         _start_from(experiment, checkpoint.state)
 

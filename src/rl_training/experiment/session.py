@@ -35,6 +35,7 @@ from rl_training.experiment.checkpointing import (
     save_checkpoint,
 )
 from rl_training.experiment.config import Layer, TrainConfig, resolve
+from rl_training.experiment.files import UnwritableError
 from rl_training.experiment.lock import run_lock
 from rl_training.experiment.logging import (
     JsonlLogger,
@@ -126,13 +127,15 @@ def resume(
     callback: Callbacks = None,
     progress: bool = True,
     trust: bool = False,
+    learner_only: bool = False,
     **changes: Any,
 ) -> TrainResult:
     """Continue a run from its newest good checkpoint, in the same run directory.
 
     `env` is needed for runs whose environment was an object. `trust` allows the run's config to name a module to
-    import (`package:Env-v0`) and to log to W&B or MLflow. Other settings that may change (`eval_every`, `device`, ...)
-    are given by keyword.
+    import (`package:Env-v0`) and to log to W&B or MLflow. With `learner_only`, the replay and the episodes in flight
+    are not read: the run goes on from the weights and the optimizer of its newest checkpoint even if these are damaged.
+    Other settings that may change (`eval_every`, `device`, ...) are given by keyword.
     """
     run_dir = RunDirectory(Path(path))
     run_dir.require()
@@ -145,21 +148,45 @@ def resume(
     layers = [Layer(rest, source, trust), Layer(place, source, trust or env is not None), Layer(changes, "resume")]
     config = resolve(layers)
     with run_lock(run_dir.path):
-        checkpoint = find_checkpoint(run_dir.path)
+        run_dir.recover()
+        with _offering_learner_only(run_dir, learner_only):
+            checkpoint = find_checkpoint(run_dir.path, learner_only=learner_only)
         require_environment(checkpoint, env)
         refuse_changes(checkpoint, config)
         refuse_edits(written, run_dir.path / CONFIG, run_dir.metadata().get("history"), changes)
         experiment = build_experiment(config, env, eval_env)
         try:
-            restore(experiment, checkpoint)
+            with _offering_learner_only(run_dir, learner_only):
+                restore(experiment, checkpoint, learner_only=learner_only)
             _refuse_finished(run_dir, experiment)
             _say_if_bits_may_differ(run_dir, experiment)
             trainer = experiment.trainer
             run_dir.rewind(trainer.env_steps, again=EvaluationLog.__name__ in trainer.undone)
             total = config.total_timesteps
-            return run_experiment(experiment, total, run_dir=run_dir, callback=callback, progress=progress)
+            return run_experiment(
+                experiment, total, run_dir=run_dir, callback=callback, progress=progress, learner_only=learner_only
+            )
         finally:
             experiment.close()
+
+
+@contextmanager
+def _offering_learner_only(run_dir: RunDirectory, learner_only: bool) -> Iterator[None]:
+    """Where the weights of a run that cannot be resumed are intact, the error says how to go on from them."""
+    try:
+        yield
+    except CheckpointError as error:
+        if learner_only:
+            raise
+        try:
+            newest = find_checkpoint(run_dir.path, learner_only=True)
+        except CheckpointError:
+            raise error from None
+        raise CheckpointError(
+            f"{error}. The weights and the optimizer in {newest.path.name} are intact. To go on from them with an "
+            f"empty replay and new episodes: rl-training resume {run_dir.path} --learner-only "
+            "(in Python, learner_only=True)"
+        ) from error
 
 
 def _refuse_finished(run_dir: RunDirectory, experiment: Experiment) -> None:
@@ -259,6 +286,7 @@ def run_experiment(
     callback: Callbacks = None,
     progress: bool = True,
     profiler: Profiler | None = None,
+    learner_only: bool = False,
 ) -> TrainResult:
     """Train until `total_timesteps`. With a run directory, everything is written there; without, nothing is."""
     config, trainer = experiment.config, experiment.trainer
@@ -278,6 +306,7 @@ def run_experiment(
             str(experiment.device),
             steps,
             settings=changeable(this),
+            learner_only=learner_only,
             environment=environment,
             resume_grade=grade,
         )
@@ -300,17 +329,24 @@ def run_experiment(
             _record_failure(run_dir, trainer.env_steps, error)
         raise
     if run_dir is not None:
-        if result.final_evaluation is not None:
-            run_dir.add_evaluation(trainer.env_steps, result.final_evaluation, final=True)
         result.run_dir = run_dir.path
         result.checkpoint_path = max(checkpoints_of(run_dir.path), key=lambda path: int(path.name[5:]), default=None)
-        run_dir.update(
-            status="stopped" if result.interrupted else "finished",
-            env_steps=trainer.env_steps,
-            best_return=result.best_return,
-            stop_reason=result.stop_reason,
-        )
+        try:
+            _record_end(run_dir, result)
+        except UnwritableError as error:
+            warnings.warn(f"the run has ended and is saved, but that could not be recorded: {error}", stacklevel=2)
     return result
+
+
+def _record_end(run_dir: RunDirectory, result: TrainResult) -> None:
+    if result.final_evaluation is not None:
+        run_dir.add_evaluation(result.env_steps, result.final_evaluation, final=True)
+    run_dir.update(
+        status="stopped" if result.interrupted else "finished",
+        env_steps=result.env_steps,
+        best_return=result.best_return,
+        stop_reason=result.stop_reason,
+    )
 
 
 @contextmanager
@@ -325,7 +361,10 @@ def _profiled(
         with profiler.watching(watched_methods(experiment, callbacks)):
             yield
     finally:
-        profiler.write(run_dir.path)
+        try:
+            profiler.write(run_dir.path)
+        except UnwritableError as error:
+            warnings.warn(str(error), stacklevel=2)
         _say(profiler.table())
 
 
