@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
 from rl_training.contracts.arrays import AnyArray
@@ -28,7 +28,16 @@ from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.state import Segment
 from rl_training.experiment.agents import locate
-from rl_training.experiment.files import read_mapping, refuse_links, require_file, sync_directory, sync_file, write_json
+from rl_training.experiment.files import (
+    json_text,
+    parse_json,
+    read_mapping,
+    refuse_links,
+    require_file,
+    sync_directory,
+    sync_file,
+    write_json,
+)
 from rl_training.runtime.callbacks import Callback, Every, RunView
 from rl_training.version import __version__
 
@@ -112,6 +121,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
     found = {name: _read_segment(path / name, listed[name]["sha256"]) for name in segments}
     state = _join(read_mapping(path / STATE), tensors, found, path / STATE)
     return Checkpoint(state, read_mapping(path / CONFIG), read_mapping(path / METADATA), path)
+
+
+def round_trip(state: dict[str, Any]) -> dict[str, Any]:
+    """A state as it would come back from a checkpoint, without touching the disk. Segments are left as they are."""
+    tensors: dict[str, Tensor] = {}
+    segments: dict[str, Segment] = {}
+    text = json_text(_split(state, "", tensors, segments))
+    back: dict[str, Any] = _join(parse_json(text, Path(STATE)), load(save(tensors)), segments, Path(STATE))
+    return back
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
