@@ -125,8 +125,8 @@ class Agent:
         """The agent saved at a path (a checkpoint, or a run directory: its newest one). `learn` continues it.
 
         Agents that were trained on an environment object need `env`. `trust` allows the file to name a module to
-        import (`package:Env-v0`), and `learn` to log to W&B or MLflow if the file says so; without it they are off. With
-        `learner_only`, the replay and the episodes in flight are not read: enough for acting, and `learn` then starts
+        import (`package:Env-v0`), and `learn` to log to W&B or MLflow if the file says so; without it they are off.
+        With `learner_only`, the replay and the episodes in flight are not read: enough for acting, and `learn` then starts
         with an empty replay and new episodes.
         """
         experiment, checkpoint = load_experiment(

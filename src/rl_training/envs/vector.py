@@ -24,7 +24,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from rl_training.contracts.arrays import AnyArray, ArrayObservation, BoolArray, map_observation
 from rl_training.contracts.environment import VectorStep
 from rl_training.contracts.errors import EnvError, RLTrainingError
-from rl_training.envs.snapshot import SnapshotError, restore_vector_snapshot, take_vector_snapshot
+from rl_training.envs.encoding import SnapshotError
+from rl_training.envs.snapshot import restore_vector_snapshot, take_vector_snapshot
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
 

@@ -21,7 +21,8 @@ import gymnasium as gym
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from rl_training.contracts.errors import EnvError
-from rl_training.envs.snapshot import SnapshotError, restore_snapshot, take_snapshot
+from rl_training.envs.encoding import SnapshotError
+from rl_training.envs.snapshot import restore_snapshot, take_snapshot
 
 CLOSE_SECONDS = 5.0
 WATCH_SECONDS = 0.5
@@ -155,6 +156,8 @@ class _WorkerEnv(gym.Wrapper[Any, Any, Any, Any]):
             return take_snapshot(self.env)
         except SnapshotError as error:
             return str(error)
+        except Exception as error:  # an environment's own get_state
+            return f"taking a snapshot raised {type(error).__name__}: {error}"
 
     @snapshot.setter
     def snapshot(self, value: list[dict[str, Any]]) -> None:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
 from rl_training.contracts.arrays import AnyArray
@@ -30,8 +30,10 @@ from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.state import Segment
 from rl_training.experiment.agents import locate
 from rl_training.experiment.files import (
+    json_text,
     leftovers,
     open_file,
+    parse_json,
     read_mapping,
     refuse_links,
     require_file,
@@ -145,6 +147,15 @@ def _load(path: Path, learner_only: bool) -> Checkpoint:
     tensors = _read_tensors(path / TENSORS)
     state = _join(read_mapping(path / STATE), tensors, found, path / STATE)
     return Checkpoint(state, read_mapping(path / CONFIG), read_mapping(path / METADATA), path)
+
+
+def round_trip(state: dict[str, Any]) -> dict[str, Any]:
+    """A state as it would come back from a checkpoint, without touching the disk. Segments are left as they are."""
+    tensors: dict[str, Tensor] = {}
+    segments: dict[str, Segment] = {}
+    text = json_text(_split(state, "", tensors, segments))
+    back: dict[str, Any] = _join(parse_json(text, Path(STATE)), load(save(tensors)), segments, Path(STATE))
+    return back
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -58,7 +58,12 @@ def append_line(path: Path, text: str) -> None:
 
 def write_json(path: Path, data: Any) -> None:
     """Replace a JSON file in one step."""
-    write_text(path, json.dumps(data, indent=2) + "\n")
+    write_text(path, json_text(data))
+
+
+def json_text(data: Any) -> str:
+    """What `write_json` writes."""
+    return json.dumps(data, indent=2) + "\n"
 
 
 def open_file(path: Path) -> io.BufferedReader:
@@ -84,9 +89,17 @@ def read_json(path: Path) -> Any:
     """Plain data from a JSON file; the error names the file."""
     require_file(path)
     try:
-        data = json.loads(read_text(path))
+        return parse_json(read_text(path), path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:  # not UTF-8
+        raise CheckpointError(f"{path}: is damaged: {error}") from error
+
+
+def parse_json(text: str, path: Path) -> Any:
+    """Plain data from the text of a JSON file; the error names the file."""
+    try:
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: is damaged: {error}") from error
     if _is_deep(data):

@@ -95,7 +95,8 @@ def restore(
     """Put a checkpoint's state into an experiment; one that does not fit is an error that names the checkpoint."""
     config = experiment.config
     with _naming(checkpoint, f"does not fit {config.algo} on {config.env_id}"):
-        state = checkpoint.state
+        state = dict(checkpoint.state)
+        eval_state = state.pop("evaluation", None)
         if checkpoint.metadata.get("resume_grade") == WEIGHTS_ONLY:
             state = _completed(experiment, state)
         elif learner_only or not in_flight:
@@ -103,6 +104,7 @@ def restore(
             state = {**state, **replay, "collector": {**state["collector"], "in_flight": None}}
         experiment.trainer.load_state_dict(state)
         _check_observation(experiment.trainer.collector.obs, experiment)
+    experiment.eval_state = eval_state if in_flight else None
     experiment.trainer.restored_from = str(checkpoint.path)
 
 

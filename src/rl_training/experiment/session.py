@@ -228,12 +228,14 @@ def describe_environment(experiment: Experiment) -> dict[str, Any]:
 def save_experiment(experiment: Experiment, path: Path) -> Path:
     """Write the whole state of an experiment as a checkpoint."""
     state = experiment.trainer.state_dict()
+    if experiment.eval_state is not None:
+        state["evaluation"] = experiment.eval_state
     about = {
         **collect_metadata(str(experiment.device)),
         "seed": experiment.config.seed,
         "environment": describe_environment(experiment),
         "env_steps": experiment.trainer.env_steps,
-        "resume_grade": _grade(state),
+        "resume_grade": _grade(experiment, state),
     }
     return save_checkpoint(path, state, experiment.config.to_dict(), about)
 
@@ -271,11 +273,12 @@ def save_weights(experiment: Experiment, path: Path) -> Path:
     return save_checkpoint(path, state, config.replace(**elsewhere).to_dict(), about)
 
 
-def _grade(state: dict[str, Any]) -> str:
+def _grade(experiment: Experiment, state: dict[str, Any]) -> str:
     """What a resume from this state will be."""
     if state.get("sampler", ...) is None:
         return LEARNER_ONLY
-    return EPISODE_BOUNDARY if state["collector"]["in_flight"] is None else EXACT
+    evaluations_differ = experiment.config.eval_every and experiment.eval_obstacle is not None
+    return EPISODE_BOUNDARY if state["collector"]["in_flight"] is None or evaluations_differ else EXACT
 
 
 def run_experiment(

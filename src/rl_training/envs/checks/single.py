@@ -19,8 +19,9 @@ from rl_training.envs.checks.playing import (
     digest,
     random_actions,
 )
+from rl_training.envs.encoding import SnapshotError
 from rl_training.envs.factory import SingleEnv
-from rl_training.envs.snapshot import SnapshotError, restore_snapshot, take_snapshot
+from rl_training.envs.snapshot import restore_snapshot, take_snapshot
 
 
 def check_single(env: SingleEnv, report: Report, num_steps: int, seed: int) -> None:
