@@ -126,7 +126,7 @@ class Agent:
 
         Agents that were trained on an environment object need `env`. `trust` allows the file to name a module to
         import (`package:Env-v0`), and `learn` to log to W&B or MLflow if the file says so; without it they are off.
-        With `learner_only`, the replay and the episodes in flight are not read: enough for acting, and `learn` then starts
+        With `learner_only`, the replay and the episodes in flight are not read: enough for acting; `learn` then starts
         with an empty replay and new episodes.
         """
         experiment, checkpoint = load_experiment(
