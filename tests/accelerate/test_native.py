@@ -20,7 +20,7 @@ from rl_training.accelerate.numpy_kernels import SmallArithmetic
 from rl_training.accelerate.recording import Accelerated
 from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
 from tests.accelerate.native_harness import HAS_COMPILER, compile_now, settle
-from tests.policies.test_recording import draw, losses_of, network, warm
+from tests.accelerate.test_recording import draw, losses_of, network, warm
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler on this machine")
 
@@ -444,7 +444,7 @@ def test_fewer_threads_than_were_asked_for_do_all_of_the_work():
     program = """
 import torch
 from tests.accelerate.native_harness import settle
-from tests.policies.test_native import draw
+from tests.accelerate.test_native import draw
 from rl_training.accelerate.recording import Accelerated
 torch.set_num_threads(3)
 function = Accelerated(lambda a, b: ((a @ b).relu() * 2).sum(0))
@@ -530,6 +530,43 @@ def test_a_compiler_that_hangs_is_stopped(monkeypatch, tmp_path):
         compiler.build("this", "int one(void) { return 1; }")
 
 
+KILLED = """
+import os, threading, time
+from rl_training.accelerate.native import compiler
+compiler.find_compiler = lambda: {cc!r}
+threading.Thread(target=compiler.build, args=("this", "int one(void) {{ return 1; }}"), daemon=True).start()
+while not os.path.exists({began!r}):
+    time.sleep(0.01)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_nothing_of_a_compiler_stays_behind_a_killed_program(monkeypatch, tmp_path):
+    """Neither what the compiler has started, nor, from the next start on, files."""
+    cc, began = tmp_path / "cc", tmp_path / "began"
+    cc.write_text(f"#!/bin/sh\nsleep 600 &\necho $$ $! > $TMPDIR/part\nmv $TMPDIR/part {began}\nwait\n")
+    cc.chmod(0o755)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    script = KILLED.format(cc=str(cc), began=str(began))
+    killed = subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(temporary)}, timeout=120)
+    assert killed.returncode == -9
+    pids = began.read_text().split()
+    assert len(pids) == 2
+    deadline = time.monotonic() + 10
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+    (left,) = temporary.iterdir()
+    other = temporary / f"rl_training_{os.getpid()}_under_way"
+    other.mkdir()
+    monkeypatch.setattr(compiler.tempfile, "tempdir", str(temporary))
+    compiler._tidy.cache_clear()
+    compiler.build("this", "int one(void) { return 1; }")
+    assert list(temporary.iterdir()) == [other], f"{left} is removed, and nothing of a process that lives"
+
+
 def test_errors_in_c_are_told():
     with pytest.raises(compiler.NotCompiledError, match="recording"):
         compiler.build("a recording", "this is not C")
@@ -586,3 +623,54 @@ def test_loops_are_joined_and_what_nobody_reads_is_not_written():
     assert source.count("for (") == 1
     assert source.count("] = ") == 1
     assert isinstance(program.library._program, Program)
+
+
+class TestCache:
+    """Libraries are kept for the next run, where nobody else can put one."""
+
+    SOURCE = "int two(void) { return 2; }"
+
+    @pytest.fixture(autouse=True)
+    def home(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        return tmp_path / "cache" / "rl_training"
+
+    def test_what_was_compiled_is_not_compiled_again(self, home, monkeypatch):
+        compiler.build("this", self.SOURCE)
+        (kept,) = home.glob("*.so")
+        assert kept.stat().st_mode & 0o077 == 0
+        monkeypatch.setattr(compiler, "_run", lambda *_: pytest.fail("compiled again"))
+        assert compiler.build("this", self.SOURCE).two() == 2
+
+    def test_another_source_is_another_library(self, home):
+        compiler.build("this", self.SOURCE)
+        compiler.build("this", "int three(void) { return 3; }")
+        assert len(list(home.glob("*.so"))) == 2
+
+    @pytest.mark.parametrize("place", ["folder", "file"])
+    def test_what_others_can_write_to_is_not_loaded(self, home, place, monkeypatch):
+        compiler.build("this", self.SOURCE)
+        (kept,) = home.glob("*.so")
+        (home if place == "folder" else kept).chmod(0o777)
+        runs = []
+        run = compiler._run
+        monkeypatch.setattr(compiler, "_run", lambda *args: (runs.append(args), run(*args)))
+        assert compiler.build("this", self.SOURCE).two() == 2
+        assert runs, "it was taken from a place that others can write to"
+
+    def test_links_are_not_followed(self, home, tmp_path):
+        home.parent.mkdir()
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        home.symlink_to(elsewhere)
+        assert compiler.cache_folder() is None
+        assert compiler.build("this", self.SOURCE).two() == 2
+        assert list(elsewhere.iterdir()) == []
+
+    def test_damaged_libraries_are_compiled_again(self, home):
+        compiler.build("this", self.SOURCE)
+        (kept,) = home.glob("*.so")
+        kept.unlink()
+        kept.write_bytes(b"not a library")
+        kept.chmod(0o700)
+        assert compiler.build("this", self.SOURCE).two() == 2

@@ -16,8 +16,8 @@ from rl_training.accelerate.native.convolutions import Convolutions, Order, Shap
 from rl_training.policies.encoders import DrQCNN, NatureCNN
 from rl_training.policies.parameters import OptimizerConfig, ParameterStore
 from tests.accelerate.native_harness import HAS_COMPILER
-from tests.policies.test_native_layers import ready, threads  # noqa: F401 - fixtures
-from tests.policies.test_recording import draw
+from tests.accelerate.test_native_layers import ready, threads  # noqa: F401 - fixtures
+from tests.accelerate.test_recording import draw
 
 pytestmark = [
     pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler on this machine"),

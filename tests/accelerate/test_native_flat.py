@@ -11,8 +11,8 @@ from rl_training.accelerate.native.memory import Access, Statement, by_all, by_f
 from rl_training.accelerate.recording import Accelerated
 from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
 from tests.accelerate.native_harness import HAS_COMPILER, settle
-from tests.policies.test_native import compare, threads  # noqa: F401 - a fixture
-from tests.policies.test_recording import draw
+from tests.accelerate.test_native import compare, threads  # noqa: F401 - a fixture
+from tests.accelerate.test_recording import draw
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler on this machine")
 

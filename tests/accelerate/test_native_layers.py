@@ -12,7 +12,7 @@ from rl_training.accelerate.recording import SEEN_BEFORE
 from rl_training.policies.encoders import NatureCNN
 from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
 from tests.accelerate.native_harness import HAS_COMPILER
-from tests.policies.test_recording import draw
+from tests.accelerate.test_recording import draw
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler on this machine")
 

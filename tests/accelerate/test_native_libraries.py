@@ -9,8 +9,8 @@ from rl_training.accelerate.native import libraries
 from rl_training.accelerate.native.libraries import blas, numpy_loop, vector_functions
 from rl_training.accelerate.numpy_kernels import SMALL
 from tests.accelerate.native_harness import HAS_COMPILER
-from tests.policies.test_native import compare, threads  # noqa: F401 - a fixture
-from tests.policies.test_recording import draw
+from tests.accelerate.test_native import compare, threads  # noqa: F401 - a fixture
+from tests.accelerate.test_recording import draw
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler on this machine")
 

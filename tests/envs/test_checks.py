@@ -273,6 +273,14 @@ def test_reset_that_raises() -> None:
     assert "KeyError: 'goal'" in only(check_env(Broken), "error", "reset")
 
 
+def test_step_that_exits() -> None:
+    class Exits(Walk):
+        def step(self, action: Any) -> Any:
+            raise SystemExit("no licence")
+
+    assert any("raised SystemExit: no licence" in finding.message for finding in check_env(Exits))
+
+
 def test_step_that_raises() -> None:
     class Broken(Walk):
         def step(self, action: Any) -> Any:

@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rl_training import DQN, TD3
 from rl_training.contracts.batches import Progress
-from rl_training.contracts.errors import EnvError, SpaceError
+from rl_training.contracts.errors import EnvError, NonFiniteError, SpaceError
 from rl_training.envs.goals import PROBE_ROWS, GoalFunction, check_goal_space, goal_functions
 from rl_training.envs.workers import WorkerVectorEnv
 from tests.envs.goal_tasks import BitFlipping, PointReaching, PointReachingOneByOne, PointTouching
@@ -119,6 +119,19 @@ class TestGoalFunction:
 
     def test_no_goals(self):
         assert GoalFunction(Asked(for_batches), "compute_reward")(ACHIEVED[:0], DESIRED[:0]).shape == (0,)
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -1e39])
+    @pytest.mark.parametrize("takes_batches", [True, False])
+    def test_what_is_not_finite_in_float32_is_refused(self, bad, takes_batches):
+        def answer(achieved, desired, info):
+            assert takes_batches or achieved.ndim == 1
+            same = (np.asarray(achieved) == np.asarray(desired)).all(axis=-1)
+            return np.where(same, bad, 1.0)
+
+        function = GoalFunction(answer, "compute_reward")
+        assert function(ACHIEVED, ACHIEVED + 1).tolist() == [1.0] * len(ACHIEVED)
+        with pytest.raises(NonFiniteError, match="compute_reward gave a number that is not finite in float32"):
+            function(ACHIEVED, ACHIEVED)
 
     def test_what_a_function_raises_is_told_with_its_name(self):
         def needs_info(achieved, desired, info):

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from rl_training.contracts.errors import CheckpointError
+from rl_training.envs.encoding import SnapshotError, decode, encode
 from rl_training.envs.snapshot import (
-    SnapshotError,
-    decode,
-    encode,
     restore_snapshot,
     restore_vector_snapshot,
     take_snapshot,

@@ -137,6 +137,60 @@ def test_a_refused_snapshot_does_not_end_the_workers():
     env.close()
 
 
+def test_workers_leave_sigterm_to_the_main_process():
+    env = WorkerVectorEnv([Faulty, Faulty], timeout=60)
+    env.reset(seed=0)
+    for process in env.processes:
+        os.kill(process.pid, signal.SIGTERM)
+    for _ in range(3):
+        assert env.step(np.zeros(2, np.int64))[1].tolist() == [1.0, 1.0]
+    env.close()
+
+
+class Starting(Faulty):
+    """Starts a program, as simulators do, and ends it politely."""
+
+    def step(self, action):
+        program = subprocess.Popen(["sleep", "600"])
+        program.terminate()
+        return np.zeros(2, np.float32), float(program.wait(timeout=30)), False, False, {}
+
+
+def test_programs_that_an_environment_starts_hear_sigterm():
+    env = WorkerVectorEnv([Starting], timeout=60)
+    env.reset(seed=0)
+    assert env.step(np.zeros(1, np.int64))[1].tolist() == [-signal.SIGTERM]
+    env.close()
+
+
+NOT_CLOSED = """
+import gymnasium as gym
+from rl_training.envs.workers import WorkerVectorEnv
+env = WorkerVectorEnv([lambda: gym.make("CartPole-v1")] * 2, timeout=60)
+env.reset(seed=0)
+"""
+
+
+def test_a_program_may_end_without_closing_its_workers():
+    done = subprocess.run([sys.executable, "-c", NOT_CLOSED], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def make_workers():
+    """In a process that has a parent itself."""
+    env = WorkerVectorEnv([Faulty, Faulty], timeout=60)
+    play(env)
+    env.close()
+
+
+def test_workers_of_a_process_that_is_a_worker_itself():
+    """As with `rl-training tune --jobs 2` and async environments."""
+    process = multiprocessing.get_context("spawn").Process(target=make_workers)
+    process.start()
+    process.join(timeout=60)
+    assert process.exitcode == 0
+
+
 ORPHAN_SCRIPT = """
 import os, signal, gymnasium as gym
 from rl_training.envs.workers import WorkerVectorEnv
@@ -151,7 +205,7 @@ def test_workers_end_when_the_main_process_is_killed():
     assert done.returncode == -signal.SIGKILL
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 5
     while alive(pids) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert alive(pids) == []

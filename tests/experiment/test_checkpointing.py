@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from rl_training.experiment.checkpointing import (
     checkpoints_of,
     find_checkpoint,
     load_checkpoint,
+    recover_checkpoints,
     save_checkpoint,
 )
+from rl_training.experiment.files import swap
 from rl_training.runtime.callbacks import Every
 
 SOURCE = Path(rl_training.__file__).parent
@@ -172,6 +175,112 @@ def test_an_empty_directory_and_the_remains_of_a_checkpoint_may_be_replaced(tmp_
     (tmp_path / "empty" / "manifest.json").unlink()
     save(tmp_path / "empty")
     assert_equal(load_checkpoint(tmp_path / "empty").state, a_state())
+
+
+# What a killed process leaves
+
+DEAD = 999_999_999
+"""No process has this number."""
+
+
+def test_there_is_always_a_checkpoint_at_its_place(tmp_path: Path) -> None:
+    """Whatever a replacement asks of the system, before and after it the old one or the new one is there."""
+    save(tmp_path / "saved")
+    seen: list[int] = []
+
+    def watch(event: str, args: tuple[Any, ...]) -> None:
+        if watching and event in ("os.rename", "os.remove", "os.rmdir"):
+            watching.clear()  # not while it looks
+            seen.append(int(load_checkpoint(tmp_path / "saved").state["scalar"]))
+            watching.append(True)
+
+    watching: list[bool] = []
+    sys.addaudithook(watch)
+    watching.append(True)
+    save(tmp_path / "saved", scalar=torch.tensor(4))
+    watching.clear()
+    assert seen[0] == 3
+    assert seen[-1] == 4
+    assert seen == sorted(seen)
+
+
+def killed_between_two_renames(place: Path, *, new: bool) -> None:
+    """As a process leaves it on a system that cannot exchange two directories."""
+    save(place, scalar=torch.tensor(7))
+    os.rename(place, place.with_name(f".{place.name}.{DEAD}.old"))
+    beside = save(place.with_name(f".{place.name}.{DEAD}.tmp"), scalar=torch.tensor(8))
+    if not new:
+        (beside / "manifest.json").unlink()  # which is written last
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_what_was_set_aside_is_found_by_readers_which_change_nothing(tmp_path: Path, new: bool) -> None:
+    killed_between_two_renames(tmp_path / "agent", new=new)
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    for read in (load_checkpoint, find_checkpoint):
+        assert read(tmp_path / "agent").state["scalar"] == (8 if new else 7)
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+    save(tmp_path / "agent", scalar=torch.tensor(9))
+    assert os.listdir(tmp_path) == ["agent"], "the next save tidies up"
+
+
+def test_a_run_with_nothing_but_a_checkpoint_that_was_set_aside(tmp_path: Path) -> None:
+    run = a_run(tmp_path, 10)
+    killed_between_two_renames(run / "checkpoints" / "step_20", new=True)
+    assert find_checkpoint(run).state["scalar"] == 8
+    shutil.rmtree(run / "checkpoints" / "step_10")
+    assert find_checkpoint(run).state["scalar"] == 8
+    recover_checkpoints(run / "checkpoints")
+    assert os.listdir(run / "checkpoints") == ["step_20"]
+    assert find_checkpoint(run).path.name == "step_20"
+    assert find_checkpoint(run).state["scalar"] == 8
+
+
+def test_a_half_written_checkpoint_is_no_checkpoint(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    run = a_run(tmp_path, 10)
+    half = save(run / "checkpoints" / f".step_20.{DEAD}.tmp")
+    (half / "manifest.json").unlink()
+    assert find_checkpoint(run).state["scalar"] == 10
+    assert not recwarn.list
+    recover_checkpoints(run / "checkpoints")
+    assert os.listdir(run / "checkpoints") == ["step_10"]
+
+
+def test_of_what_was_set_aside_a_good_one_is_put_back(tmp_path: Path) -> None:
+    killed_between_two_renames(tmp_path / "agent", new=True)
+    (tmp_path / f".agent.{DEAD}.tmp" / "state.json").write_text("{}")
+    assert load_checkpoint(tmp_path / "agent").state["scalar"] == 7
+    recover_checkpoints(tmp_path)
+    assert os.listdir(tmp_path) == ["agent"]
+    assert load_checkpoint(tmp_path / "agent").state["scalar"] == 7
+
+
+def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
+    living = save(tmp_path / f".agent.{os.getppid()}.tmp")
+    with pytest.raises(CheckpointError, match="agent does not exist"):
+        find_checkpoint(tmp_path / "agent")
+    recover_checkpoints(tmp_path)
+    save(tmp_path / "agent")
+    assert living.is_dir()
+
+
+def test_a_link_is_not_taken_for_what_was_set_aside(tmp_path: Path) -> None:
+    elsewhere = save(tmp_path / "elsewhere" / "saved")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / f".agent.{DEAD}.old").symlink_to(elsewhere)
+    with pytest.raises(CheckpointError, match="agent does not exist"):
+        find_checkpoint(tmp_path / "here" / "agent")
+
+
+def test_two_directories_are_exchanged_in_one_step(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text("")
+    if swap(tmp_path / "one", tmp_path / "other"):  # where the system can
+        assert os.listdir(tmp_path / "one") == ["other"]
+        assert os.listdir(tmp_path / "other") == ["one"]
+        with pytest.raises(FileNotFoundError):
+            swap(tmp_path / "one", tmp_path / "missing")
 
 
 # Damage

@@ -197,7 +197,7 @@ def failing(number: int) -> Any:
 
 
 PLACES = ["checkpointing.save_file", "checkpointing.sync_file", "checkpointing.sync_directory", "files.os.fsync"]
-PLACES += ["files.os.replace", "checkpointing.os.rename", "checkpointing.Path.mkdir"]
+PLACES += ["files.os.replace", "checkpointing._replace", "checkpointing.Path.mkdir"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT], ids=errno.errorcode.get)
@@ -222,8 +222,10 @@ def test_a_failing_save_is_said_and_loses_nothing(
 
 
 def test_a_replacement_that_fails_half_way_puts_the_old_one_back(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system cannot exchange two directories."""
     agent = load(run)
     target, real, calls = run / "checkpoints" / "step_96", os.rename, []
+    monkeypatch.setattr(checkpointing, "swap", lambda one, other: False)
 
     def second_fails(*args: Any) -> None:
         calls.append(args)
@@ -238,6 +240,23 @@ def test_a_replacement_that_fails_half_way_puts_the_old_one_back(run: Path, monk
     assert len(calls) == 3
     assert sorted(os.listdir(run / "checkpoints")) == ["step_32", "step_64", "step_96"]
     assert load_checkpoint(target)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT], ids=errno.errorcode.get)
+@pytest.mark.parametrize("name", ["swap", "os.rename"])
+def test_a_checkpoint_that_cannot_be_put_in_its_place(
+    run: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    agent = load(run)
+    target = run / "checkpoints" / "step_96" if name == "swap" else run / "checkpoints" / "new"
+    before = sorted(os.listdir(run / "checkpoints"))
+    with monkeypatch.context() as patch:
+        patch.setattr(f"rl_training.experiment.checkpointing.{name}", failing(number))
+        with pytest.raises(CheckpointError, match=rf"{target.name}: could not be written.*{os.strerror(number)}"):
+            agent.save(target)
+    agent.close()
+    assert sorted(os.listdir(run / "checkpoints")) == before
+    assert load_checkpoint(run / "checkpoints" / "step_96")
 
 
 def test_a_place_below_a_file(run: Path) -> None:

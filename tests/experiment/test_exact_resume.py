@@ -17,13 +17,16 @@ from rl_training.contracts.spec import Regime
 from rl_training.data import replay_buffer
 from rl_training.experiment.checkpointing import checkpoints_of, load_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.session import train
+from rl_training.experiment.runs import RunDirectory
+from rl_training.experiment.session import resume, train
 from tests.envs.goal_tasks import BitFlipping, PointTouching
 from tests.envs.pixel_tasks import DOT
 from tests.resume_harness import (
+    Crash,
     _flat,
     _same,
     crash_and_resume,
+    crash_at,
     differences,
     kill_and_resume,
     kill_at,
@@ -218,6 +221,89 @@ def test_stopped_by_a_signal(number, tmp_path):
     stopped = only_run(tmp_path / "stopped")
     run_through("resume", stopped)
     assert differences(whole, stopped) == []
+
+
+class Signalling(gym.Wrapper):
+    """Asks this process to stop at these steps of all its copies, each once."""
+
+    steps, stops = 0, ()
+
+    def step(self, action):
+        Signalling.steps += 1
+        if Signalling.steps in Signalling.stops:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().step(action)
+
+
+def signalling():
+    return Signalling(gym.make("CartPole-v1"))
+
+
+EVALUATED = TrainConfig(
+    algo="ppo",
+    env_id="CartPole-v1",
+    num_envs=2,
+    total_timesteps=384,
+    eval_every=128,
+    eval_episodes=4,
+    checkpoint_every=96,
+    log_every=64,
+    normalize_obs=True,
+    algorithm={"num_steps": 32, "num_epochs": 2, "minibatch_size": 32},
+)
+
+
+def stopped_in_evaluations(config, stops):
+    """A run that gets signals at these steps of its evaluations, and where it stopped each time."""
+    Signalling.steps, Signalling.stops = 0, stops
+    places = []
+    result = train(config, eval_env=signalling, progress=False)
+    while result.interrupted:
+        places.append((result.env_steps, result.stop_reason))
+        assert (result.final_evaluation, RunDirectory(result.run_dir).status()) == (None, "stopped")
+        result = resume(result.run_dir, eval_env=signalling, progress=False)
+    return result, places
+
+
+def best_of(run):
+    return _flat(load_checkpoint(run / "checkpoints" / "best").state)
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("whole")
+    result, places = stopped_in_evaluations(EVALUATED.replace(output_dir=directory), ())
+    assert places == []
+    return result, Signalling.steps
+
+
+@pytest.mark.parametrize("share", [[0.02], [0.4], [0.7, 0.75], [0.99], [0.01, 0.2, 0.4, 0.6, 0.8, 1.0]])
+def test_stopped_in_the_middle_of_evaluations(share, never_stopped, tmp_path):
+    """What was begun is not recorded; it is made again after the resume, before anything else."""
+    whole, num_steps = never_stopped
+    stops = {max(1, int(part * num_steps)) for part in share}
+    result, places = stopped_in_evaluations(EVALUATED.replace(output_dir=tmp_path), stops)
+    assert len(places) >= 1
+    assert {name for _, name in places} == {"SIGTERM"}
+    assert differences(whole.run_dir, result.run_dir) == []
+    assert (result.best_return, result.final_evaluation) == (whole.best_return, whole.final_evaluation)
+    best, other = best_of(whole.run_dir), best_of(result.run_dir)
+    assert [name for name in best.keys() | other.keys() if not _same(best, other, name)] == []
+
+
+def test_killed_after_an_evaluation_that_was_made_again(never_stopped, tmp_path):
+    """The evaluation is in the files, and the newest checkpoint is still from before it."""
+    whole, _ = never_stopped
+    config = EVALUATED.replace(output_dir=tmp_path)
+    Signalling.steps, Signalling.stops = 0, (3,)
+    run = train(config, eval_env=signalling, progress=False).run_dir
+    assert RunDirectory(run).evaluations() == []
+    for _ in range(2):
+        with pytest.raises(Crash):
+            resume(run, eval_env=signalling, callback=crash_at(192), checkpoint_every=0, progress=False)
+        assert [entry["step"] for entry in RunDirectory(run).evaluations()] == [128]
+    resume(run, eval_env=signalling, checkpoint_every=96, progress=False)
+    assert differences(whole.run_dir, run) == []
 
 
 def test_extended_after_its_end_like_any_run_with_that_history(tmp_path):

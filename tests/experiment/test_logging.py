@@ -196,7 +196,7 @@ def test_wandb_is_behind_a_flag_and_a_resumed_run_goes_on_in_the_same_one(tmp_pa
     train(config, progress=False)
     assert wandb.inits == []
     result = train(config.replace(wandb=True), progress=False)
-    resume(result.run_dir, total_timesteps=192, progress=False)
+    resume(result.run_dir, trust=True, total_timesteps=192, progress=False)
     assert len(wandb.inits) == wandb.finished == 2
     assert wandb.inits[0]["id"] == wandb.inits[1]["id"]
     assert wandb.inits[1]["resume"] == "allow"
@@ -214,7 +214,7 @@ def test_wandb_itself_in_offline_mode(tmp_path: Path, monkeypatch: pytest.Monkey
     config = TrainConfig(algo="ppo", env_id="CartPole-v1", output_dir=tmp_path, wandb=True, **TINY)
     result = train(config, progress=False)
     assert result.run_dir is not None
-    resume(result.run_dir, total_timesteps=192, progress=False)
+    resume(result.run_dir, trust=True, total_timesteps=192, progress=False)
     run_id = json.loads((result.run_dir / "metadata.json").read_text())["run_id"]
     logs = sorted((result.run_dir / "wandb").glob(f"offline-run-*-{run_id}/run-{run_id}.wandb"))
     assert len(logs) == 2, "one for each start, both of the same run"
@@ -267,7 +267,7 @@ def test_mlflow_keeps_runs_beside_them_and_a_resumed_one_goes_on(
 
     shutil.rmtree(result.run_dir / "checkpoints" / "step_128")  # as if it had been killed before
     shutil.rmtree(result.run_dir / "checkpoints" / "best", ignore_errors=True)
-    resume(result.run_dir, total_timesteps=192, progress=False)
+    resume(result.run_dir, trust=True, total_timesteps=192, progress=False)
     (run,) = client.search_runs([experiment.experiment_id])
     history = client.get_metric_history(run.info.run_id, "loss/policy")
     assert [point.step for point in history] == [32, 64, 96, 128, 160, 192], "every step once"

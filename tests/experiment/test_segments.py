@@ -16,11 +16,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rl_training import DQN, TrainConfig, load, resume, train
+from rl_training import DQN, TrainConfig, evaluate, load, resume, train
+from rl_training.cli import main
 from rl_training.contracts.errors import CheckpointError, NonFiniteError
 from rl_training.data import replay_buffer
 from rl_training.experiment import checkpointing
-from rl_training.experiment.checkpointing import checkpoints_of, find_checkpoint, load_checkpoint
+from rl_training.experiment.checkpointing import checkpoints_of, find_checkpoint, load_checkpoint, save_checkpoint
 from tests.resume_harness import _flat, _same
 from tests.small import small_settings
 
@@ -240,6 +241,125 @@ def test_a_file_that_was_changed_after_it_was_saved_is_not_shared_again(tmp_path
     assert [name for name in expected if not _same(expected, found, name)] == []
 
 
+# Acting needs no replay
+
+
+def rot(path: Path) -> None:
+    """Flip a bit in place, as a disk does: neither size nor time change."""
+    about = path.stat()
+    with open(path, "r+b") as file:
+        file.seek(about.st_size - 3)
+        byte = file.read(1)
+        file.seek(about.st_size - 3)
+        file.write(bytes([byte[0] ^ 4]))
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+@pytest.fixture
+def rotten(run: Path) -> Path:
+    """A run in which the replay of every checkpoint is damaged, and nothing else."""
+    for path in checkpoints_of(run):
+        rot(segments(path)[0])
+    return run
+
+
+def test_acting_does_not_need_the_replay(rotten: Path, trained: Path, tmp_path: Path) -> None:
+    expected = evaluate(trained, 2).returns
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert evaluate(rotten, 2).returns == expected
+        assert main(["eval", str(rotten), "--num-episodes", "1"]) == 0
+        assert main(["export", str(rotten), "--format", "torch-export", "--output", str(tmp_path / "policy.pt2")]) == 0
+        make_run(tmp_path / "new", init_from=rotten, total_timesteps=26)
+        load(rotten, learner_only=True).close()
+    newest = checkpoints_of(rotten)[-1]
+    with pytest.warns(UserWarning, match=r"segment_00000.*is damaged.*The weights are intact: the agent can act"):
+        agent = load(rotten)
+    assert agent.num_timesteps == 104, "the newest"
+    assert agent.evaluate(2).returns == expected
+    agent.save(tmp_path / "weights", weights_only=True)
+    with pytest.raises(CheckpointError, match=rf"{newest}.*learner_only=True"):
+        agent.learn(10, progress=False)
+    agent.close()
+
+
+def test_a_run_whose_replay_is_damaged_everywhere_can_go_on_without_it(rotten: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"intact.*rl-training resume {rotten} --learner-only") as caught:
+        resume(rotten, total_timesteps=130, progress=False)
+    assert "step_104" in str(caught.value)
+    assert sorted(os.listdir(rotten / "checkpoints")) == ["step_104", "step_26", "step_52", "step_78"], "as they were"
+    assert main(["resume", str(rotten), "--learner-only", "--total-timesteps", "130", "--quiet"]) == 0
+    assert [path.name for path in checkpoints_of(rotten)][-1] == "step_130"
+    assert not list(rotten.rglob("damaged_*"))
+    agent = load(rotten)  # the new checkpoint is whole
+    assert isinstance(agent, DQN)
+    assert agent._off_policy().sampler.buffer.num_transitions == 26, "the replay began anew"
+    agent.learn(5, progress=False)
+    agent.close()
+    history = json.loads((rotten / "metadata.json").read_text())["history"]
+    assert [entry.get("learner_only", False) for entry in history] == [False, True]
+
+
+def test_a_learner_only_resume_keeps_weights_and_optimizer(rotten: Path, trained: Path) -> None:
+    expected = load(trained)._experiment.trainer.algorithm.state_dict()
+    found = load(rotten, learner_only=True)._experiment.trainer.algorithm.state_dict()
+    one, other = _flat(expected), _flat(found)
+    assert one.keys() == other.keys()
+    assert all(_same(one, other, name) for name in one)
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_shared_file_that_rots_is_found_within_some_saves_and_written_anew(tmp_path: Path, restored: bool) -> None:
+    agent = small_agent()
+    agent.learn(50, progress=False)
+    agent.save(tmp_path / "0")
+    if restored:
+        agent = DQN.load(tmp_path / "0")
+    count = len(segments(tmp_path / "0"))
+    rot(segments(tmp_path / "0")[2])
+    said: list[str] = []
+    for number in range(1, count + 1):  # one in sixteen each time, and at least one
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            agent.save(tmp_path / str(number))
+        said += [str(warning.message) for warning in caught if "written anew" in str(warning.message)]
+    assert len(said) == 1
+    assert "segment_00002.safetensors: is damaged: its checksum differs" in said[0]
+    found, expected = state_of(load(tmp_path / str(count))), state_of(agent)
+    assert [name for name in expected.keys() | found.keys() if not _same(expected, found, name)] == []
+
+
+def test_of_many_shared_files_each_is_verified_within_sixteen_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_buffer, "SEGMENT_BYTES", 24)
+    agent = small_agent()
+    agent.learn(50, progress=False)
+    agent.save(tmp_path / "0")
+    real, seen = checkpointing._digest, []
+
+    def watched(path: Path) -> str:
+        seen.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(checkpointing, "_digest", watched)
+    names = {path.name for path in segments(tmp_path / "0")}
+    assert len(names) > 32
+    for number in range(1, 17):
+        agent.save(tmp_path / str(number))
+    assert names <= set(seen)
+    assert sum(name.startswith("segment") for name in seen) < 3 * len(names), "not all of them each time"
+
+
+def test_a_damaged_file_is_not_made_good_by_saving_it_again(run: Path) -> None:
+    """What was read but not restored has no copy in memory."""
+    saved = load_checkpoint(checkpoints_of(run)[-1])
+    for path in segments(saved.path):
+        rot(path)
+    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(CheckpointError, match="checksum differs"):
+        save_checkpoint(run / "again", saved.state, saved.config, saved.metadata)
+
+
 # Disks
 
 
@@ -363,10 +483,6 @@ TAMPERING: dict[str, Callable[[Path], None]] = {
     "no segments": edit_state(lambda state: state.update(segments=[])),
     "segments are something else": edit_state(lambda state: state.update(segments={"a": 1})),
     "a segment is something else": edit_state(lambda state: state["segments"].append(3)),
-    "a segment that is not there": edit_state(
-        lambda state: state["segments"].append({"$segment": "segment_00099.safetensors"})
-    ),
-    "a segment of another name": edit_state(lambda state: state["segments"].append({"$segment": "state.safetensors"})),
     "a segment without a name": edit_state(lambda state: state["segments"].append({"$segment": [1]})),
     "more rows than there are": edit_state(lambda state: state.update(added=105)),
     "fewer rows than there are": edit_state(lambda state: state.update(added=60)),
@@ -388,15 +504,28 @@ TAMPERING: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.parametrize("name", ["segment_00099.safetensors", "state.safetensors"])
+def test_a_state_that_names_other_files_is_refused(run: Path, name: str) -> None:
+    newest = checkpoints_of(run)[-1]
+    edit_state(lambda state: state["segments"].append({"$segment": name}))(newest)
+    reseal(newest)
+    with pytest.raises(CheckpointError, match="names a segment that is not there"):
+        load(newest)
+
+
 @pytest.mark.parametrize("what", TAMPERING)
 def test_a_replay_that_cannot_be_is_refused(run: Path, what: str) -> None:
     newest = checkpoints_of(run)[-1]
     TAMPERING[what](newest)
     reseal(newest)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with pytest.raises(CheckpointError) as caught:
-        load(newest)
-    assert str(newest) in str(caught.value)
+    with pytest.warns(UserWarning, match="The weights are intact: the agent can act, but not learn"):
+        agent = load(newest)
+    for action in (lambda: agent.learn(5, progress=False), lambda: agent.save(run / "new")):
+        with pytest.raises(CheckpointError, match=r"learner_only=True.*weights_only=True") as caught:
+            action()
+        assert str(newest) in str(caught.value)
+    agent.close()
     with warnings.catch_warnings():  # what the files do not name can be an accident, and the one before is used
         warnings.simplefilter("ignore")
         found = find_checkpoint(run).path
@@ -464,8 +593,11 @@ def test_a_segment_that_is_no_tensors_at_all(run: Path) -> None:
     newest = checkpoints_of(run)[-1]
     (newest / "segment_00001.safetensors").write_bytes(b"\x80\x04\x95\x00")  # how a pickle begins
     reseal(newest)
+    with pytest.warns(UserWarning, match=r"segment_00001\.safetensors: is damaged"):
+        agent = load(newest)
     with pytest.raises(CheckpointError, match=r"segment_00001\.safetensors: is damaged"):
-        load(newest)
+        agent.learn(5, progress=False)
+    agent.close()
 
 
 # Parts of an agent's replay

@@ -22,7 +22,7 @@ import rl_training
 from rl_training import PPO, TrainConfig, load, resume, train
 from rl_training.cli import load_config, main
 from rl_training.contracts.errors import CheckpointError, ConfigError, EnvError, MissingExtraError
-from rl_training.experiment import session
+from rl_training.experiment import restoring, session
 from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoint
 from rl_training.experiment.runs import RunDirectory, find_runs
 
@@ -303,6 +303,60 @@ def test_a_finished_run_is_not_resumed_without_more_steps(tmp_path: Path, finish
         resume(finished.checkpoint_path, progress=False)
 
 
+@pytest.mark.parametrize(("name", "before", "after"), [("total_timesteps", "128", "256"), ("eval_every", "64", "32")])
+def test_an_edited_config_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, before: str, after: str
+) -> None:
+    def crash(run: Any) -> None:
+        if run.env_steps == 64:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(a_config(tmp_path), callback=crash, progress=False)
+    (run,) = tmp_path.iterdir()
+    path = run / "config.yaml"
+    text = path.read_text()
+    path.write_text("# a remark\n" + text.replace(f"\n{name}: {before}\n", f"\n{name}: {after}\n"))
+    assert path.read_text().count(after) > text.count(after)
+    assert main(["resume", str(run), "--quiet"]) == 2
+    option = f"--{name.replace('_', '-')}"
+    assert f"{name}: is {after}, but the run was started with {before}" in (error := capsys.readouterr().err)
+    assert option in error
+    path.write_text("# a remark\n" + text)
+    assert main(["resume", str(run), "--quiet", option, after]) == 0
+    steps = [entry["step"] for entry in RunDirectory(run).evaluations() if not entry.get("final")]
+    assert steps == ([64, 128, 192, 256] if name == "total_timesteps" else [64, 96, 128])
+
+
+def test_what_a_resume_changed_stays_changed(tmp_path: Path) -> None:
+    """Also if it was killed before its first checkpoint, or between its entry in the history and its config.yaml."""
+
+    def crash(run: Any) -> None:
+        raise KeyboardInterrupt
+
+    result = train(a_config(tmp_path, total_timesteps=64), progress=False)
+    assert result.run_dir is not None
+    first = (result.run_dir / "config.yaml").read_text()
+    with pytest.raises(KeyboardInterrupt):
+        resume(result.run_dir, total_timesteps=96, callback=crash, progress=False)
+    second = (result.run_dir / "config.yaml").read_text()
+    assert first != second
+    (result.run_dir / "config.yaml").write_text(first)
+    with pytest.raises(KeyboardInterrupt):
+        resume(result.run_dir, total_timesteps=96, callback=crash, progress=False)
+    assert resume(result.run_dir, progress=False).env_steps == 96
+
+
+def test_a_compiler_that_is_gone_changes_no_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = train(a_config(tmp_path, total_timesteps=64), progress=False)
+    about = RunDirectory(result.run_dir).metadata()  # type: ignore[arg-type]
+    other = {**about["hardware"], "c_compiler": "another", "system": "another"}
+    assert restoring.differing_machine({**about, "hardware": other}, "cpu") is None
+    changed = restoring.differing_machine({**about, "hardware": {**other, "cpu": "another"}}, "cpu")
+    assert changed is not None
+    assert changed.startswith("cpu another -> ")
+
+
 def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(a_config(tmp_path).to_yaml())
     with pytest.raises(CheckpointError, match="neither a checkpoint nor a run directory with one"):
@@ -369,8 +423,23 @@ def test_a_signal_that_arrives_with_the_last_step_does_not_undo_the_run(tmp_path
         if run.env_steps == 128:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    result = train(a_config(tmp_path), callback=send, progress=False)
-    assert result.env_steps == 128
+    result = train(a_config(tmp_path, eval_every=0), callback=send, progress=False)
+    assert (result.env_steps, result.interrupted) == (128, False)
+    assert RunDirectory(result.run_dir).status() == "finished"  # type: ignore[arg-type]
+
+
+def test_a_run_that_ends_for_good_is_not_interrupted(tmp_path: Path) -> None:
+    """A resume would train past the end that the callback wanted."""
+
+    def enough(run: Any) -> bool:
+        if run.env_steps == 64:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return bool(run.env_steps < 64)
+
+    with pytest.warns(UserWarning, match="no final evaluation: SIGTERM"):
+        result = train(a_config(tmp_path), callback=enough, progress=False)
+    assert (result.env_steps, result.interrupted) == (64, False)
+    assert "enough" in result.stop_reason
     assert RunDirectory(result.run_dir).status() == "finished"  # type: ignore[arg-type]
 
 
@@ -571,6 +640,32 @@ def test_video_every(tmp_path: Path) -> None:
     videos = list((result.run_dir / "videos").glob("*.mp4"))
     assert [path.stat().st_size > 0 for path in videos] == [True]
     assert "64" in videos[0].name
+
+
+def test_a_film_that_a_signal_stopped_is_made_after_the_resume(tmp_path: Path) -> None:
+    pytest.importorskip("moviepy")
+
+    class Filmed(gym.Wrapper[Any, Any, Any, Any]):
+        sends = True
+
+        def step(self, action: Any) -> Any:
+            if self.render_mode and Filmed.sends:
+                Filmed.sends = False
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().step(action)
+
+    def make(mode: str | None = None) -> gym.Env[Any, Any]:
+        return Filmed(gym.make("CartPole-v1", render_mode=mode))
+
+    settings: dict[str, Any] = {"env": make, "eval_env": lambda: make("rgb_array"), "progress": False}
+    result = train(a_config(tmp_path, video_every=64, eval_every=0), **settings)
+    assert (result.env_steps, result.interrupted) == (64, True)
+    resumed = resume(result.run_dir, **settings)
+    assert resumed.run_dir is not None
+    assert {path.name.split("-episode")[0] for path in (resumed.run_dir / "videos").glob("*.mp4")} == {
+        "step-64",
+        "step-128",
+    }
 
 
 def test_a_callback_may_stop_the_run(tmp_path: Path) -> None:

@@ -25,8 +25,10 @@ from rl_training import PPO, TrainConfig, load, resume, train
 from rl_training.cli import main
 from rl_training.contracts.errors import EnvError, NonFiniteError, RLTrainingError
 from rl_training.contracts.random import draw_seed, random_stream
+from rl_training.contracts.state import Segment
 from rl_training.envs.workers import WorkerVectorEnv
 from rl_training.experiment.checkpointing import checkpoints_of, find_checkpoint
+from rl_training.experiment.logging import last_metrics
 from rl_training.experiment.runs import RunDirectory
 from tests.resume_harness import ENVIRONMENT
 
@@ -40,10 +42,10 @@ class Faulty(gym.Env[Any, int]):
     broken = True
     """Whether the fault is there at all: switched off, the environment has been repaired."""
 
-    def __init__(self, fault: str = "", pids: str = "", mapping: bool = False) -> None:
-        self.fault, self.mapping = fault, mapping
+    def __init__(self, fault: str = "", pids: str = "", mapping: bool = False, dtype: str = "float32") -> None:
+        self.fault, self.mapping, self.dtype = fault, mapping, dtype
         self.action_space = spaces.Discrete(2)
-        box = spaces.Box(-10.0, 10.0, (3,))
+        box = spaces.Box(-10.0, 10.0, (3,), np.dtype(dtype).type)
         self.observation_space = spaces.Dict({"good": box, "bad": box}) if mapping else box
         self.steps = self.seed = 0
         if pids:
@@ -72,19 +74,22 @@ class Faulty(gym.Env[Any, int]):
         self.length += 1
         ended = self.length == 8
         value, reward = 1.0, 1.0
-        if self.due and not (self.fault == "nan in final observation" and not ended):
+        if self.due and not (self.fault.endswith("in final observation") and not ended):
             if self.fault == "raise in step":
                 self.explode()
+            elif self.fault == "exit":
+                sys.exit(3)
             elif self.fault == "hang":
                 time.sleep(600)
             elif self.fault == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
-            value = {"nan": math.nan, "inf": math.inf, "nan in final observation": math.nan}.get(self.fault, 1.0)
-            reward = {"nan reward": math.nan, "inf reward": -math.inf, "huge reward": 3e38}.get(self.fault, 1.0)
+            word, _, where = self.fault.partition(" ")
+            number = {"nan": math.nan, "inf": math.inf, "huge": 3e38, "overflow": -1e39}.get(word, 1.0)
+            value, reward = (1.0, -number if word == "inf" else number) if where == "reward" else (number, 1.0)
         return self.observation(value), reward, False, ended, {}
 
     def observation(self, value: float) -> Any:
-        array = np.array([0.5, value, 0.5], np.float32)
+        array = np.array([0.5, value, 0.5], np.float64 if self.dtype == "float16" else self.dtype)
         return {"good": np.ones(3, np.float32), "bad": array} if self.mapping else array
 
     def explode(self) -> None:
@@ -197,6 +202,52 @@ class OddSeeds:
         return 4
 
 
+OVERFLOWS = {
+    "overflow reward": ("float32", "the reward is larger than float32 can hold (3.403e+38)"),
+    "overflow": ("float64", "the observation is larger than float32 can hold (3.403e+38)"),
+    "overflow in final observation": ("float64", "the observation is larger than float32 can hold (3.403e+38)"),
+    "huge": ("float16", "the observation is not finite"),
+}
+DQN = {"learning_starts": 8, "batch_size": 4, "buffer_size": 1000, "network": {"sizes": [4]}}
+
+
+def numbers_in(state: Any) -> Iterator[Any]:
+    """All arrays of a checkpoint, those of the replay too."""
+    if isinstance(state, Segment):
+        state = state.tensors()
+    if isinstance(state, (dict, list)):
+        for part in state.values() if isinstance(state, dict) else state:
+            yield from numbers_in(part)
+    elif isinstance(state, (np.ndarray, torch.Tensor)):
+        yield np.asarray(state)
+
+
+@pytest.mark.parametrize("fault", OVERFLOWS)
+@pytest.mark.parametrize("settings", [{}, {"normalize_obs": True, "normalize_reward": True}], ids=["raw", "normalized"])
+@pytest.mark.parametrize(("algo", "own"), [("ppo", OWN), ("dqn", DQN)])
+def test_numbers_that_float32_cannot_hold_reach_no_checkpoint(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fault: str,
+    settings: dict[str, Any],
+    algo: str,
+    own: dict[str, Any],
+) -> None:
+    dtype, said = OVERFLOWS[fault]
+    kwargs = {"fault": fault, "dtype": dtype}
+    path = config_file(tmp_path, fault, algo=algo, algorithm=own, env_kwargs=kwargs, checkpoint_every=2, **settings)
+    with np.errstate(over="ignore"):
+        assert main(["train", "--config", str(path), "--quiet"]) == 1
+    assert f"environment {odd_one()}: {said}" in capsys.readouterr().err
+    run = run_of(tmp_path)
+    assert RunDirectory(run).status() == "failed"
+    assert all(np.isfinite(array).all() for array in numbers_in(find_checkpoint(run).state))
+    repair(monkeypatch)
+    assert main(["resume", str(run), "--quiet"]) == 0
+    assert find_checkpoint(run).path.name == "step_128"
+
+
 def test_the_first_observation_is_looked_at_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = config_file(tmp_path, "nan at start")
     assert main(["train", "--config", str(path), "--quiet"]) != 0
@@ -282,6 +333,27 @@ def test_an_environment_that_raises(
     assert find_checkpoint(run_of(tmp_path)).path.name == "step_128"
 
 
+@pytest.mark.parametrize(
+    ("vectorization", "said"),
+    [("sync", "environment {} raised SystemExit in step: 3"), ("async", "worker {} died during step (exit code 3)")],
+)
+def test_an_environment_that_exits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], vectorization: str, said: str
+) -> None:
+    assert main(["train", "--config", str(config_file(tmp_path, "exit", vectorization=vectorization)), "--quiet"]) == 1
+    assert said.format(odd_one()) in capsys.readouterr().err
+    assert_ended_cleanly(run_of(tmp_path), newest=32)
+
+
+def test_an_environment_that_exits_where_it_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gym.register("Exiting-v0", entry_point=lambda: sys.exit("no licence"), disable_env_checker=True)
+    try:
+        assert main(["train", "ppo", "Exiting-v0", "--output-dir", str(tmp_path)]) == 2
+    finally:
+        del gym.registry["Exiting-v0"]
+    assert "'Exiting-v0' could not be made: SystemExit: no licence" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_an_environment_made_in_python_that_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vectorization: str
@@ -352,12 +424,17 @@ def test_a_worker_that_hangs_while_it_is_restored(monkeypatch: pytest.MonkeyPatc
 # Signals
 
 SLOW = """
-import sys, time
+import multiprocessing, sys, time
 import gymnasium as gym
 from gymnasium.envs.classic_control import CartPoleEnv
 
 class Slow(CartPoleEnv):
+    told = False
+
     def step(self, action):
+        if multiprocessing.parent_process() is None and not Slow.told:
+            Slow.told = True
+            print("an evaluation has begun", file=sys.stderr, flush=True)
         time.sleep(0.02)
         return super().step(action)
 
@@ -378,6 +455,47 @@ def processes_of(session: int) -> list[int]:
         if int(owner) == session and state != "Z":
             found.append(int(name))
     return found
+
+
+@pytest.mark.parametrize("moment", ["training", "evaluation"])
+def test_sigterm_to_the_process_group_saves(tmp_path: Path, moment: str) -> None:
+    """As systemd and Slurm send it: to the run and to its workers. The evaluation would take minutes."""
+    arguments = ["train", "ppo", "Slow-v0", "--num-envs", 2, "--vectorization", "async", "--algorithm.num-steps", 8]
+    arguments += ["--algorithm.minibatch-size", 16, "--total-timesteps", 10**6, "--output-dir", tmp_path / "runs"]
+    arguments += ["--eval-every", 64 if moment == "evaluation" else 10**6, "--eval-episodes", 1000, "--log-every", 16]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, *map(str, arguments)],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stderr is not None
+        assert any("resume grade" in line for line in process.stderr), "it has begun"
+        deadline = time.monotonic() + 60
+        while last_metrics(run_of(tmp_path) / "metrics.jsonl").get("global_step", 0) < 48:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        if moment == "evaluation":
+            assert any("an evaluation has begun" in line for line in process.stderr)
+        began = time.monotonic()
+        os.killpg(process.pid, signal.SIGTERM)
+        out, error = process.communicate(timeout=60)
+        assert time.monotonic() - began < 15
+        assert process.returncode == 128 + signal.SIGTERM, error
+        assert "to go on:" in out
+    finally:
+        for pid in processes_of(process.pid):
+            os.kill(pid, signal.SIGKILL)
+    run = RunDirectory(run_of(tmp_path))
+    assert run.status() == "stopped"
+    assert run.evaluations() == []
+    checkpoint = find_checkpoint(run.path)
+    assert checkpoint.metadata["env_steps"] == run.env_steps() >= 48
+    undone = checkpoint.state.get("undone", [])
+    assert ("EvaluationCallback" in undone) == (moment == "evaluation")
 
 
 def test_a_second_interrupt_stops_at_once(tmp_path: Path) -> None:

@@ -120,13 +120,18 @@ class Agent:
         *,
         eval_env: EnvLike | None = None,
         trust: bool = False,
+        learner_only: bool = False,
     ) -> AgentT:
         """The agent saved at a path (a checkpoint, or a run directory: its newest one). `learn` continues it.
 
         Agents that were trained on an environment object need `env`. `trust` allows the file to name a module to
-        import (`package:Env-v0`).
+        import (`package:Env-v0`), and `learn` to log to W&B or MLflow if the file says so; without it they are off.
+        With `learner_only`, the replay and the episodes in flight are not read: enough for acting; `learn` then starts
+        with an empty replay and new episodes.
         """
-        experiment, checkpoint = load_experiment(path, env=env, eval_env=eval_env, trust=trust)
+        experiment, checkpoint = load_experiment(
+            path, env=env, eval_env=eval_env, trust=trust, learner_only=learner_only
+        )
         if cls.algo and experiment.config.algo != cls.algo:
             experiment.close()
             raise CheckpointError(
@@ -150,12 +155,15 @@ class Agent:
         more = self.config.total_timesteps if total_timesteps is None else total_timesteps
         if isinstance(more, bool) or not isinstance(more, (int, np.integer)) or more < 1:
             raise ConfigError(f"total_timesteps: expected a whole number of at least 1, got {more!r}")
+        self._require_whole()
         directory = None
         if run_dir is not None:
             directory = RunDirectory(Path(run_dir))
             directory.join(self.num_timesteps)
         total = self._experiment.trainer.env_steps + int(more)
         with nullcontext() if directory is None else run_lock(directory.path):
+            if directory is not None:
+                directory.recover()
             return run_experiment(self._experiment, total, run_dir=directory, callback=callback, progress=progress)
 
     def predict(
@@ -241,7 +249,17 @@ class Agent:
 
         With `weights_only`, just what acting needs, for others: `learn` then starts from the weights like a new run.
         """
-        return (save_weights if weights_only else save_experiment)(self._experiment, Path(path))
+        if weights_only:
+            return save_weights(self._experiment, Path(path))
+        self._require_whole()
+        return save_experiment(self._experiment, Path(path))
+
+    def _require_whole(self) -> None:
+        if self._experiment.damage is not None:
+            raise CheckpointError(
+                f"{self._experiment.damage}. The weights are intact. To go on learning from them with an empty replay "
+                "and new episodes, load the agent with learner_only=True; to keep them, save with weights_only=True"
+            )
 
     def export(self, path: str | Path, format: ExportFormat = "onnx") -> dict[str, Any]:  # noqa: A002 - what it is
         """Write the deterministic policy as one file that acts without this package: ONNX, or a torch.export archive.
@@ -281,6 +299,7 @@ class Agent:
 
     def save_replay(self, path: str | Path) -> Path:
         """Write the replay alone, for another agent or as prior data (setting `prior_replay`)."""
+        self._require_whole()
         return save_replay(Path(path), self._off_policy().sampler.buffer, self.config.to_dict())
 
     def load_replay(self, path: str | Path) -> None:
@@ -435,12 +454,22 @@ def _override(config: TrainConfig, settings: Mapping[str, Any], algo: str) -> Tr
 
 
 def load(
-    path: str | Path, env: EnvLike | None = None, *, eval_env: EnvLike | None = None, trust: bool = False
+    path: str | Path,
+    env: EnvLike | None = None,
+    *,
+    eval_env: EnvLike | None = None,
+    trust: bool = False,
+    learner_only: bool = False,
 ) -> Agent:
-    """The agent saved at a path, whatever its algorithm."""
+    """The agent saved at a path, whatever its algorithm; see `Agent.load`."""
+    experiment, _ = load_experiment(path, env=env, eval_env=eval_env, trust=trust, learner_only=learner_only)
+    return agent_of(experiment)
+
+
+def agent_of(experiment: Experiment) -> Agent:
+    """The agent of an experiment, as an instance of the class of its algorithm."""
     from rl_training.api import facades
 
-    experiment, _ = load_experiment(path, env=env, eval_env=eval_env, trust=trust)
     cls: type[Agent] = getattr(facades, get_spec(experiment.config.algo).title)
     return cls._from_experiment(experiment)
 
@@ -469,7 +498,7 @@ def evaluate(
     trust: bool = False,
 ) -> EvaluationResult:
     """Evaluate the agent saved at a path (a checkpoint or a run directory)."""
-    agent = load(path, env, trust=trust)
+    agent = load(path, env, trust=trust, learner_only=True)
     try:
         return agent.evaluate(num_episodes, deterministic=deterministic, seed=seed)
     finally:

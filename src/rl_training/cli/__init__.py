@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_training.contracts.errors import RLTrainingError
+from rl_training.contracts.text import printable
 from rl_training.version import __version__
 
 if TYPE_CHECKING:
@@ -49,11 +50,24 @@ def load_config(path: str | Path, *, trust: bool = False) -> TrainConfig:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return the exit code: 0 done, 1 the run failed, 2 the request cannot work."""
+    if argv is None:
+        _leave_working_directory()
     try:
         return _main(list(sys.argv[1:] if argv is None else argv))
     except BrokenPipeError:  # `| head` has seen enough
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - nothing more to say when the interpreter flushes
         return FAILURE
+
+
+def _leave_working_directory() -> None:
+    """Take the working directory off `sys.path`, where `python -m` and `python -c` put it.
+
+    Any library may try to import a module that is not installed, and would run a file of that name.
+    """
+    by_name = getattr(sys.modules["__main__"], "__spec__", None) is not None  # python -m
+    if by_name and not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
+        del sys.path[0]
+    sys.path[:] = [entry for entry in sys.path if entry]
 
 
 def _main(args: list[str]) -> int:
@@ -69,8 +83,6 @@ def _main(args: list[str]) -> int:
     if command not in COMMANDS:
         print(f"rl-training: unknown command '{command}'. {_nearest(command)}", file=sys.stderr)
         return USAGE_ERROR
-    if os.getcwd() not in sys.path:  # last, so that it hides nothing: where people keep `my_package:MyEnv-v0`
-        sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(f"rl_training.cli.{command}_command")
         with warnings.catch_warnings():
@@ -97,17 +109,22 @@ def _main(args: list[str]) -> int:
 def _explain(text: str, error: Exception, debug: bool) -> None:
     """One paragraph, or with --debug our traceback. An environment that raised has its own shown in any case."""
     if debug:
-        traceback.print_exception(error)
+        _say("".join(traceback.format_exception(error)).rstrip("\n"))
         return
     paragraph, _, environments_own = text.partition("\n\nTraceback")
-    print(". ".join([paragraph, *getattr(error, "__notes__", ())]), file=sys.stderr)
+    _say(". ".join([paragraph, *getattr(error, "__notes__", ())]))
     if environments_own:
-        print(f"\nTraceback{environments_own}", file=sys.stderr)
+        _say(f"\nTraceback{environments_own}")
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Warnings as one line for people, not for programmers."""
-    print(f"warning: {message}", file=sys.stderr)
+    _say(f"warning: {message}")
+
+
+def _say(text: str) -> None:
+    """Errors and warnings may quote files, whose text must not reach the terminal as it is."""
+    print(printable(text, keep="\n\t"), file=sys.stderr)
 
 
 def _help() -> str:

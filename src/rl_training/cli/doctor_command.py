@@ -6,8 +6,14 @@ import os
 import platform
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from rl_training.cli import parsing
+from rl_training.contracts.errors import CheckpointError
+from rl_training.contracts.settings import documented, setting
 from rl_training.experiment.metadata import package_versions
 
 EXTRAS = {
@@ -26,15 +32,22 @@ EXTRAS = {
 }
 
 
+@documented
 @dataclass
 class DoctorArgs:
-    """Show versions, devices, and which extras are installed."""
+    """Show versions, devices, what can be accelerated, and which extras are installed."""
+
+    run: Annotated[Path | None, tyro.conf.Positional] = setting(
+        None, "A run directory: also show which of its functions are accelerated, and why the others are not."
+    )
 
 
 def run(args: list[str]) -> int:
     """See the module."""
-    parsing.parse(DoctorArgs, args, prog="rl-training doctor", description=str(DoctorArgs.__doc__))
+    options = parsing.parse(DoctorArgs, args, prog="rl-training doctor", description=str(DoctorArgs.__doc__))
     import torch
+
+    from rl_training.accelerate import describe_machine
 
     for name, version in package_versions().items():
         print(f"{name:<14} {version}")
@@ -42,8 +55,24 @@ def run(args: list[str]) -> int:
     cuda = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     mps = ["mps"] if torch.backends.mps.is_available() else []
     print(f"{'devices':<14} {', '.join(['cpu', *cuda, *mps])}")
+    print(f"{'accelerate':<14} {describe_machine()}")
+    if options.run is not None:
+        _show_acceleration(options.run)
     for extra, modules in EXTRAS.items():
         missing = [module for module in modules if find_spec(module) is None]
         state = f"missing; pip install 'rl-training[{extra}]'" if missing else "installed"
         print(f"extra {extra:<8} {state}")
     return 0
+
+
+def _show_acceleration(path: Path) -> None:
+    from rl_training.experiment.runs import RunDirectory
+
+    run = RunDirectory(path)
+    run.require()
+    found = run.metadata().get("accelerate")
+    if not isinstance(found, dict) or not isinstance(found.get("functions"), dict):
+        raise CheckpointError(f"{path}: its metadata does not say what was accelerated")
+    print(f"{'run':<14} {path}: accelerate={found.get('mode')}")
+    for name, status in found["functions"].items():
+        print(f"  {name:<24} {status}")

@@ -43,7 +43,7 @@ def run(args: list[str]) -> int:
         raise ConfigError(f"num_episodes: must be at least 1, got {options.num_episodes}")
     if options.stochastic and options.deterministic:
         raise ConfigError("--stochastic and --deterministic: choose one")
-    agent = load(options.path, trust=options.trust)
+    agent = load(options.path, trust=options.trust, learner_only=True)
     deterministic = options.deterministic or (agent.config.eval_deterministic and not options.stochastic)
     try:
         if options.video:

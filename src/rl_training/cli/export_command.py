@@ -32,7 +32,7 @@ def run(args: list[str]) -> int:
     summary = str(ExportArgs.__doc__).split("\n")[0]
     options = parsing.parse(ExportArgs, args, prog="rl-training export", description=summary)
     require_export(options.output or Path(f"any{SUFFIXES[options.format]}"), options.format)
-    agent = load(options.path, trust=options.trust)
+    agent = load(options.path, trust=options.trust, learner_only=True)
     try:
         output = options.output or Path(default_name(agent.config, options.format))
         about = agent.export(output, options.format)

@@ -67,7 +67,7 @@ def _push(options: PushArgs) -> int:
     from rl_training.experiment.hub import require_hub
 
     require_hub()
-    agent = load(options.path, trust=options.trust)
+    agent = load(options.path, trust=options.trust, learner_only=True)
     try:
         url = agent.push_to_hub(
             options.repo_id, num_episodes=options.num_episodes, video=options.video, private=options.private

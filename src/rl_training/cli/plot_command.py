@@ -13,6 +13,7 @@ import tyro
 from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.text import printable
 from rl_training.zoo.curves import make_panels, require_plot
 from rl_training.zoo.records import find_run_dirs, read_runs
 
@@ -80,8 +81,3 @@ def say_all(problems: Iterable[str]) -> None:
     """Warnings, a line each."""
     for text in problems:
         print(f"warning: {printable(text)}", file=sys.stderr)
-
-
-def printable(text: str) -> str:
-    """What a file says, as one line without control characters."""
-    return "".join(character if character.isprintable() else " " for character in text)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rl_training.algorithms.registry import registry
 from rl_training.cli import parsing
-from rl_training.cli.train_command import report
+from rl_training.cli.train_command import report, said
 from rl_training.contracts.errors import ConfigError
-from rl_training.experiment.config import TrainConfig, read_config
+from rl_training.experiment.config import NETWORK_LOGGERS, TrainConfig, read_config
 from rl_training.experiment.restoring import MAY_CHANGE
 from rl_training.experiment.runs import CONFIG, RunDirectory
 from rl_training.experiment.session import resume
@@ -19,8 +19,10 @@ DESCRIPTION = f"""Continue a run from its newest good checkpoint.
 
   rl-training resume RUN [--total-timesteps N] [options]
 
-Also: --quiet, --trust (let the run's config name a module to import), --debug. The options below show the run's own
-values. These may change: {", ".join(sorted(MAY_CHANGE - {"init_from", "output_dir"}))}."""
+Also: --quiet, --trust (let the run's config name a module to import or a logger on the network), --debug,
+--learner-only (from the weights and the optimizer alone, with an empty replay and new episodes: where these are
+damaged). The options below show the run's own values. These may change:
+{", ".join(sorted(MAY_CHANGE - {"init_from", "output_dir"}))}."""
 
 
 def run(args: list[str]) -> int:
@@ -28,6 +30,7 @@ def run(args: list[str]) -> int:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--quiet", action="store_true")
     first.add_argument("--trust", action="store_true")
+    first.add_argument("--learner-only", action="store_true")
     known, options = first.parse_known_args(args)
     if options and options[0] in ("-h", "--help"):
         default = TrainConfig(algo=next(iter(registry())), env_id="CartPole-v1")  # any has the settings of a run
@@ -36,8 +39,9 @@ def run(args: list[str]) -> int:
         raise ConfigError("say which run to go on with: `rl-training resume runs/<run>`; `rl-training runs` lists them")
     path, options = Path(options[0]), options[1:]
     RunDirectory(path).require()
-    base = read_config(path / CONFIG, trust=known.trust)
+    base = read_config(path / CONFIG, trust=True)  # only read: `resume` refuses what it may not ask for
     config = parsing.parse(TrainConfig, options, prog="rl-training resume", description=DESCRIPTION, default=base)
     names = [field.name for field in dataclasses.fields(TrainConfig)]
     changes = {name: getattr(config, name) for name in names if getattr(config, name) != getattr(base, name)}
-    return report(resume(path, progress=not known.quiet, trust=known.trust, **changes))
+    changes |= {name: getattr(config, name) for name in NETWORK_LOGGERS if name in said(options)}
+    return report(resume(path, progress=not known.quiet, trust=known.trust, learner_only=known.learner_only, **changes))

@@ -15,6 +15,7 @@ from rich.table import Table
 from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError, RLTrainingError
 from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.text import printable
 from rl_training.experiment.runs import find_runs
 
 
@@ -58,4 +59,4 @@ def run(args: list[str]) -> int:
 
 def _shown(value: object) -> str:
     """What a file says, as text: neither markup nor control characters."""
-    return escape("".join(character for character in str(value) if character.isprintable()))
+    return escape(printable(str(value)))

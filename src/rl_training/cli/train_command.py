@@ -12,7 +12,8 @@ from typing import Any
 from rl_training.algorithms.registry import registry
 from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError
-from rl_training.experiment.config import Layer, TrainConfig
+from rl_training.contracts.text import printable
+from rl_training.experiment.config import NETWORK_LOGGERS, Layer, TrainConfig
 from rl_training.experiment.presets import Preset, presets, resolve_with_preset
 from rl_training.experiment.session import train
 from rl_training.experiment.yaml_io import read_yaml
@@ -24,9 +25,9 @@ DESCRIPTION = """Train an agent.
   rl-training train --config my.yaml [options]           with a config file (on top of the preset, if there is one)
 
 Precedence: defaults < preset < --config < options. Also: --quiet shows nothing but errors and the last lines; --trust
-lets a config file name a module to import (package:Env-v0); --profile writes where the time went into the run's
-directory (a table, and a trace for chrome://tracing or Perfetto); --debug adds tracebacks to errors.
-The options below show the values that would be used."""
+lets a config file name a module to import (package:Env-v0) or a logger on the network; --profile writes where the time
+went into the run's directory (a table, and a trace for chrome://tracing or Perfetto); --debug adds tracebacks to
+errors. The options below show the values that would be used."""
 
 
 def run(args: list[str]) -> int:
@@ -37,7 +38,7 @@ def run(args: list[str]) -> int:
     if preset is not None:
         say(f"preset {preset.name}")
     else:
-        say(f"no preset for {config.algo} on {config.env_id}: using the defaults{_hint(config)}")
+        say(printable(f"no preset for {config.algo} on {config.env_id}: using the defaults{_hint(config)}"))
     result = train(config, progress=not quiet, profile=profile)
     return report(result)
 
@@ -71,17 +72,17 @@ def parse_train(args: list[str]) -> tuple[TrainConfig, Preset | None, bool]:
         known, options = first.parse_known_args(args)
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
-    said = _said(options)
-    said.update(zip(("algo", "env_id"), positional, strict=False))
+    typed = said(options)
+    typed.update(zip(("algo", "env_id"), positional, strict=False))
     layers = [] if known.config is None else [Layer(read_yaml(known.config), str(known.config), known.trust)]
     wants_help = "-h" in options or "--help" in options
     if wants_help:
         layers.insert(0, Layer({"algo": next(iter(registry())), "env_id": "CartPole-v1"}, "help"))  # any will do
-    elif known.config is None and ("algo" not in said or "env_id" not in said):
+    elif known.config is None and ("algo" not in typed or "env_id" not in typed):
         raise ConfigError(
             "say what to train: `rl-training train ppo CartPole-v1`, or `rl-training train --config FILE`"
         )
-    layers.append(Layer(said, "command line"))
+    layers.append(Layer(typed, "command line"))
     base, preset = resolve_with_preset(layers, combinations=False)  # options may still mend them
     try:
         config = parsing.parse(TrainConfig, options, prog="rl-training train", description=DESCRIPTION, default=base)
@@ -102,12 +103,14 @@ def _name_source(problem: str, layers: list[Layer], options: list[str]) -> str:
     return f"command line > {text}"
 
 
-def _said(options: list[str]) -> dict[str, Any]:
-    """What the options say about which preset is meant."""
+def said(options: list[str]) -> dict[str, Any]:
+    """What the options say about which preset is meant, and about what a file is not trusted to say."""
     scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     scan.add_argument("--algo")
     scan.add_argument("--env-id", "--env_id", dest="env_id")
     scan.add_argument("--env-kwargs", "--env_kwargs", dest="env_kwargs", nargs="*")
+    for name in NETWORK_LOGGERS:
+        scan.add_argument(f"--{name}", action=argparse.BooleanOptionalAction)
     try:
         found = {key: value for key, value in vars(scan.parse_known_args(options)[0]).items() if value is not None}
         if "env_kwargs" in found:

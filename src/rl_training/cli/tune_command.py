@@ -10,6 +10,7 @@ from typing import Any
 
 from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError
+from rl_training.experiment.config import module_problems
 from rl_training.experiment.yaml_io import dump_yaml, read_yaml
 from rl_training.zoo.search_space import space_to_plain
 from rl_training.zoo.tuning import TuneConfig, TuneResult, make_plan, tune
@@ -58,6 +59,13 @@ def parse_tune(args: list[str]) -> tuple[TuneConfig, bool, bool]:
         raise ConfigError("say what to tune: `rl-training tune ppo CartPole-v1`, or `rl-training tune --config FILE`")
     flags = [part for name, value in names.items() for part in (f"--{name.replace('_', '-')}", value)]
     config = parsing.parse(TuneConfig, [*flags, *options], prog="rl-training tune", description=DESCRIPTION)
+    typed = {*positional, *(option.rpartition("=")[2] for option in options)}
+    if (
+        config.env_id not in typed
+        and not config.trust
+        and (problems := module_problems(config.env_id, str(known.config)))
+    ):
+        raise ConfigError(problems)
     config.config = known.config
     config.set = given
     return _checked(config), known.quiet, known.show_search

@@ -15,6 +15,7 @@ from rich.table import Table
 from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.text import printable
 from rl_training.experiment.agents import zoo_agents
 from rl_training.experiment.presets import get_preset, presets
 
@@ -150,7 +151,7 @@ def _say_outcome(outcome: Outcome, log_file: Callable[[Job], Path]) -> None:
     print(f"{done} of {len(outcome.jobs)} runs done")
     failed = [job for job in outcome.jobs if job.state == "failed"]
     for job in failed:
-        print(f"failed: {job.name}: {job.note} (log: {log_file(job)})")
+        print(printable(f"failed: {job.name}: {job.note} (log: {log_file(job)})"))
     print(f"manifest: {outcome.directory / MANIFEST}")
     if outcome.manifest.tasks:
         print(f"to look at it: rl-training report {shlex.quote(str(outcome.directory))} --video")

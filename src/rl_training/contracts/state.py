@@ -46,6 +46,8 @@ class Segment:
     sha256: str = ""
     stamp: tuple[int, int] = (0, 0)
     """Inode and time of the file, by which it is known that no other one has taken its place."""
+    unverified: int = 0
+    """Checkpoints that shared the file since its checksum was last compared."""
 
 
 class Stateful:
@@ -89,6 +91,26 @@ def check_keys(owner: str, expected: Any, found: Any) -> None:
         differences = (("missing", missing), ("unknown", unknown))
         parts = [f"{label} {', '.join(map(str, names))}" for label, names in differences if names]
         raise CheckpointError(f"the saved state does not fit {owner}: {'; '.join(parts)}")
+
+
+def same_state(one: Any, other: Any) -> bool:
+    """Whether two states hold the same, to the bit: also the same types, and NaN where there is NaN.
+
+    Example:
+        >>> same_state({"a": [1, float("nan")]}, {"a": [1, float("nan")]}), same_state([1], [1.0])
+        (True, False)
+    """
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same_state(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same_state, one, other))
+    if isinstance(one, np.ndarray):
+        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and same_state(one.numpy(force=True), other.numpy(force=True))
+    return bool(one == other) or (one != one and other != other)
 
 
 def _state_items(owner: Stateful) -> Iterator[tuple[str, Any]]:

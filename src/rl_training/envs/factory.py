@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol
 
 import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl_training.contracts.errors import ConfigError, EnvError, MissingExtraError, RLTrainingError
@@ -67,12 +70,13 @@ def make_env(
         kwargs["render_mode"] = render_mode
     _register_known(env_id)
     try:
+        import_named(env_id)
         if is_atari(env_id, kwargs):
             return wrap_env(make_game(env_id, atari or AtariConfig(), kwargs), wrappers or [], action_masks)
         return wrap_env(gym.make(env_id, **kwargs), wrappers or [], action_masks)
     except RLTrainingError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _readable(env_id, kwargs, error) from error
 
 
@@ -139,7 +143,7 @@ def copy_env(env: EnvLike) -> EnvLike:
         own, found = ((one.observation_space, one.action_space) for one in (env, twin))
         if own != found:  # what a spec says of an environment need not be all that was made of it
             raise EnvError(f"made anew from its spec, it has the spaces {found} instead of {own}")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvError(
             f"{env} cannot be copied for evaluation ({type(error).__name__}: {error}). "
             "Give one of its own with eval_env=..., or turn evaluation during training off with eval_every=0."
@@ -172,6 +176,41 @@ def module_of(env_id: str) -> str | None:
     return module if colon and module not in sys.modules else None
 
 
+def import_named(env_id: str) -> None:
+    """Import the module of `package:Env-v0`, from the working directory if it is not installed.
+
+    Only ids that a person typed or trusted come here (`resolve` refuses those of other files). The working directory is
+    on `sys.path` while that module and the class of its environment are imported, and at no other time: any library may
+    try to import a module that is not installed, and would otherwise run a file of that name.
+    """
+    module = module_of(env_id)
+    if module is None:
+        return
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        inner = error.name is None or not f"{module}.".startswith(f"{error.name}.")  # what the module itself imports
+        if inner or os.getcwd() in sys.path:
+            raise
+        with _working_directory_searched():
+            importlib.import_module(module)
+            spec = gym.registry.get(env_id.partition(":")[2])
+            if spec is not None and isinstance(spec.entry_point, str):
+                load_env_creator(spec.entry_point)
+
+
+@contextlib.contextmanager
+def _working_directory_searched() -> Iterator[None]:
+    """Last on `sys.path`, so that it hides nothing that is installed."""
+    directory = os.getcwd()
+    sys.path.append(directory)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the module may have changed the path itself
+            sys.path.remove(directory)
+
+
 def _make_native(env_id: str, cfg: EnvSettings, num_envs: int) -> AnyVectorEnv:
     _register_known(env_id)
     if cfg.wrappers:
@@ -182,12 +221,13 @@ def _make_native(env_id: str, cfg: EnvSettings, num_envs: int) -> AnyVectorEnv:
     if atari and cfg.env_kwargs:
         raise ConfigError(f"env_kwargs: native Atari does not take {', '.join(cfg.env_kwargs)}; use sync or async")
     try:
+        import_named(env_id)
         if atari:
             return make_native_games(env_id, cfg.atari, num_envs)
         return gym.make_vec(
             env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **copy.deepcopy(cfg.env_kwargs)
         )
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, gym.error.Error) and "vector entry point" in str(error):
             raise ConfigError(
                 f"vectorization: '{env_id}' has no native vector implementation; use sync or async"
@@ -207,7 +247,7 @@ def _register_known(env_id: str) -> None:
                 raise MissingExtraError(f"'{env_id}'", extra) from error
 
 
-def _readable(env_id: str, kwargs: dict[str, Any], error: Exception) -> Exception:
+def _readable(env_id: str, kwargs: dict[str, Any], error: Exception | SystemExit) -> Exception:
     """Turn what `gym.make` raised into one paragraph that says what to do."""
     text = str(error).lower()
     if isinstance(error, (gym.error.DependencyNotInstalled, ImportError)):

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from rl_training.contracts.arrays import AnyArray
-from rl_training.contracts.errors import EnvError, SpaceError
+from rl_training.contracts.errors import EnvError, NonFiniteError, SpaceError
 from rl_training.envs.vector import AnyVectorEnv
 
 GOAL_KEYS = ("achieved_goal", "desired_goal", "observation")
@@ -33,7 +33,15 @@ class GoalFunction:
         """One number per row, from goals [M, ...]."""
         if self.vectorized is None and len(achieved) > 1:
             self.vectorized = self._takes_batches(achieved[:PROBE_ROWS], desired[:PROBE_ROWS])
-        return self._batch(achieved, desired) if self.vectorized else self._rows(achieved, desired)
+        values = self._batch(achieved, desired) if self.vectorized else self._rows(achieved, desired)
+        finite = np.isfinite(values)
+        if np.count_nonzero(finite) < values.size:
+            row = int(np.argmin(finite))
+            raise NonFiniteError(
+                f"the environment's {self.name} gave a number that is not finite in float32, for the goals "
+                f"{achieved[row]} (achieved) and {desired[row]} (desired)"
+            )
+        return values
 
     def _takes_batches(self, achieved: AnyArray, desired: AnyArray) -> bool:
         rows = self._rows(achieved, desired)
@@ -44,7 +52,7 @@ class GoalFunction:
         return batch.shape == rows.shape and np.array_equal(batch, rows)
 
     def _batch(self, achieved: AnyArray, desired: AnyArray) -> AnyArray:
-        return np.asarray(self.function(achieved, desired, [{} for _ in achieved]), np.float32)
+        return _as_float32(self.function(achieved, desired, [{} for _ in achieved]))
 
     def _rows(self, achieved: AnyArray, desired: AnyArray) -> AnyArray:
         try:
@@ -54,7 +62,12 @@ class GoalFunction:
                 f"the environment's {self.name} raised {type(error).__name__}: {error}. It is called with two goals "
                 "and an empty info, which replay does not keep"
             ) from error
-        return np.array(values, np.float32)
+        return _as_float32(values)
+
+
+def _as_float32(values: Any) -> AnyArray:
+    with np.errstate(over="ignore"):  # what becomes infinite is refused
+        return np.asarray(values, np.float32)
 
 
 def check_goal_space(space: spaces.Space[Any], env_id: str) -> None:

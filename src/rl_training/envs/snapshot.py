@@ -9,14 +9,18 @@ What can be snapshotted, level by level from the outermost wrapper to the enviro
 
 Everything else (Box2D, ale-py's vector environment, unknown environments and wrappers) is refused with a
 `SnapshotError` that says why; such runs resume at an episode boundary.
+
+The variables of functions (`TransformReward(env, function)`) belong to the state, and so do the random generators of
+spaces where there is code that is not Gymnasium's. Global variables of modules and attributes of classes are not seen,
+but a wrapper that draws from a random generator there is refused.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,15 +29,18 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector import SyncVectorEnv, VectorEnv
-from gymnasium.wrappers.utils import RunningMeanStd
 
-from rl_training.contracts.errors import CheckpointError, RLTrainingError
+from rl_training.contracts.errors import CheckpointError
+from rl_training.envs.encoding import RANDOM, Decoder, Encoder, SnapshotError
 
 WALKED = (
     "gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "gymnasium.envs.mujoco", "gymnasium.wrappers",
     "rl_training.envs.masks", "rl_training.envs.wrappers",
 )  # fmt: skip
 """Modules whose objects keep their whole state in plain attributes (held by tests on every one of them)."""
+
+TRUSTED = ("gymnasium.", "rl_training.", "typing.", "abc.", "builtins.", "numpy.")
+"""Modules whose classes and functions are known to keep nothing outside of objects."""
 
 UNWALKABLE = ("gymnasium.wrappers.rendering",)
 """Wrappers that hold files or windows."""
@@ -72,50 +79,61 @@ class RemoteEnvs(Protocol):
         ...
 
 
-class SnapshotError(RLTrainingError):
-    """An environment whose state cannot be taken; the message says which part is in the way."""
-
-
 def take_snapshot(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> list[dict[str, Any]]:
     """The state of an environment and all of its wrappers, outermost first, as plain data."""
-    return [{"class": _class_name(level), "state": _get_level(level)} for level in _levels(env)]
+    encoder = Encoder()
+    snapshot: list[dict[str, Any]] = encoder.finish(_get_levels(_levels(env), encoder))
+    return snapshot
 
 
 def restore_snapshot(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any], snapshot: list[dict[str, Any]]) -> None:
     """Put an environment of the same make-up into the state that `take_snapshot` took."""
-    levels = _levels(env)
-    _check_classes(levels, snapshot)
-    for level, entry in zip(levels, snapshot, strict=True):
-        _set_level(level, entry["state"])
+    _set_levels(env, snapshot, Decoder())
 
 
 def take_vector_snapshot(env: VectorEnv[Any, Any, Any]) -> list[dict[str, Any]]:
     """The state of a vector environment: its vector wrappers, then each environment or the native whole."""
     *wrappers, base = _levels(env)
-    state = [{"class": _class_name(level), "state": _get_level(level)} for level in wrappers]
+    encoder = Encoder()
+    state = _get_levels(wrappers, encoder)
     if isinstance(base, SyncVectorEnv):
-        parts: list[Any] = [take_snapshot(part) for part in base.envs]
+        parts: list[Any] = [_get_levels(_levels(part), encoder) for part in base.envs]
+        state.append({"class": _class_name(base), "state": {"envs": parts}})
     elif isinstance(base, RemoteEnvs):
-        parts = base.take_snapshots()
+        state.append({"class": _class_name(base), "state": {"envs": []}})
     else:
-        return [*state, *take_snapshot(base)]
-    return [*state, {"class": _class_name(base), "state": {"envs": parts}}]
+        state += _get_levels([base], encoder)
+    snapshot: list[dict[str, Any]] = encoder.finish(state)
+    if isinstance(base, RemoteEnvs):  # finished already, each with numbers of its own
+        snapshot[-1]["state"]["envs"] = base.take_snapshots()
+    return snapshot
 
 
 def restore_vector_snapshot(env: VectorEnv[Any, Any, Any], snapshot: list[dict[str, Any]], resetting: Any) -> None:
     """Put a vector environment of the same make-up into a state. `resetting` marks next-step resets to come."""
-    levels = _levels(env)
+    levels, decoder = _levels(env), Decoder()
     _check_classes(levels, snapshot)
     for level, entry in zip(levels, snapshot, strict=True):
         state = entry["state"]
         if isinstance(level, SyncVectorEnv):
             level._autoreset_envs = np.array(resetting)
             for part, saved in zip(level.envs, state["envs"], strict=True):
-                restore_snapshot(part, saved)
+                _set_levels(part, saved, decoder)
         elif isinstance(level, RemoteEnvs):
             level.restore_snapshots(state["envs"])
         else:
-            _set_level(level, state)
+            _set_level(level, state, decoder)
+
+
+def _get_levels(levels: list[Any], encoder: Encoder) -> list[dict[str, Any]]:
+    return [{"class": _class_name(level), "state": _get_level(level, levels, encoder)} for level in levels]
+
+
+def _set_levels(env: Any, snapshot: list[dict[str, Any]], decoder: Decoder) -> None:
+    levels = _levels(env)
+    _check_classes(levels, snapshot)
+    for level, entry in zip(levels, snapshot, strict=True):
+        _set_level(level, entry["state"], decoder)
 
 
 def _check_classes(levels: list[Any], snapshot: list[dict[str, Any]]) -> None:
@@ -151,23 +169,23 @@ def _required(function: Callable[..., Any]) -> int:
     return sum(p.default is p.empty and p.kind in kinds for p in parameters)
 
 
-def _get_level(level: Any) -> dict[str, Any]:
+def _get_level(level: Any, levels: list[Any], encoder: Encoder) -> dict[str, Any]:
     name = _class_name(level)
     if _implements_protocol(level):
-        return {"own": encode(level.get_state(), f"{name}.get_state()")}
+        return {"own": encoder.encode(level.get_state(), f"{name}.get_state()")}
     if not _is_walked(level):
         raise SnapshotError(f"{name} does not say how to take its state (get_state and set_state)")
-    state: dict[str, Any] = {
-        key: encode(value, f"{name}.{key}") for key, value in _attributes(level).items() if not _is_constant(value)
-    }
+    _check_class(type(level))
+    parts = {key: _get_part(value, f"{name}.{key}", levels, encoder) for key, value in _attributes(level).items()}
+    state: dict[str, Any] = {key: part for key, part in parts.items() if part is not _NOTHING}
     if "gymnasium.envs.mujoco" in _modules(level):
         state["$mujoco"] = _get_mujoco(level)
     return state
 
 
-def _set_level(level: Any, state: dict[str, Any]) -> None:
+def _set_level(level: Any, state: dict[str, Any], decoder: Decoder) -> None:
     if "own" in state and _implements_protocol(level):
-        level.set_state(decode(state["own"], None))
+        level.set_state(decoder.decode(state["own"]))
         return
     for key, value in state.items():
         if key == "$mujoco":
@@ -177,7 +195,124 @@ def _set_level(level: Any, state: dict[str, Any]) -> None:
         elif not _is_settable(level, key):
             raise CheckpointError(f"{_class_name(level)} has no state named '{key:.60}'")
         else:
-            setattr(level, key, decode(value, getattr(level, key, None)))
+            setattr(level, key, _set_part(value, getattr(level, key, None), decoder))
+
+
+_NOTHING = object()
+"""Of a part that never changes."""
+
+
+def _get_part(value: Any, where: str, levels: list[Any], encoder: Encoder) -> Any:
+    """The state of an attribute, or of a variable of a function."""
+    if any(value is level for level in levels) or _is_constant(value):
+        return _NOTHING
+    if isinstance(value, spaces.Space):
+        if not _has_own_code(levels):
+            return _NOTHING
+        streams = [space._np_random for space in _spaces(value)]
+        found = [encoder.encode(stream, f"the random generator of {where}") for stream in streams]
+        return {"$space": found} if any(stream is not None for stream in streams) else _NOTHING
+    if callable(value):
+        return _get_function(value, where, levels, encoder)
+    return encoder.encode(value, where)
+
+
+def _set_part(value: Any, current: Any, decoder: Decoder) -> Any:
+    """The inverse of `_get_part`; spaces and functions are restored in place."""
+    if isinstance(value, dict) and "$space" in value:
+        parts = list(_spaces(current)) if isinstance(current, spaces.Space) else []
+        for space, stream in zip(parts, value["$space"], strict=True):
+            space._np_random = decoder.decode(stream, space._np_random)
+        return current
+    if isinstance(value, dict) and "$function" in value:
+        cells = _cells(current) if isinstance(current, types.FunctionType) else {}
+        for name, item in value["$function"].items():
+            if name not in cells or _is_constant(cells[name].cell_contents):
+                raise CheckpointError(f"the function {current!r:.60} has no variable '{name:.60}'")
+            cells[name].cell_contents = _set_part(item, cells[name].cell_contents, decoder)
+        return current
+    if callable(current) or isinstance(current, spaces.Space):
+        raise CheckpointError(f"{current!r:.60} cannot be replaced by data")
+    return decoder.decode(value, current)
+
+
+def _has_own_code(levels: list[Any]) -> bool:
+    """Whether somebody may draw from the spaces: Gymnasium's environments and wrappers do not."""
+    used = [*map(type, levels), *(value for level in levels for value in vars(level).values())]
+    return any(isinstance(x, (type, types.FunctionType)) and not f"{x.__module__}.".startswith(TRUSTED) for x in used)
+
+
+def _spaces(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any]]:
+    """A space and those that it is made of."""
+    yield space
+    for value in vars(space).values():
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+        for part in parts:
+            if isinstance(part, spaces.Space):
+                yield from _spaces(part)
+
+
+def _get_function(function: Any, where: str, levels: list[Any], encoder: Encoder) -> Any:
+    """The variables that a function takes from around it; functions that keep state elsewhere are refused."""
+    if isinstance(function, types.FunctionType):
+        if f"{function.__module__}.".startswith(TRUSTED):
+            return _NOTHING
+        if name := _global_stream(function):
+            raise SnapshotError(f"{where} uses the global random generator '{name}'")
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        if vars(function).keys() - {"__wrapped__"} or not all(_is_fixed(value) for value in defaults):
+            raise SnapshotError(f"{where} is a function with data of its own (attributes or default values)")
+        found = {
+            name: _get_part(cell.cell_contents, f"{where} (variable '{name}')", levels, encoder)
+            for name, cell in _cells(function).items()
+        }
+        found = {name: part for name, part in found.items() if part is not _NOTHING}
+        return {"$function": found} if found else _NOTHING
+    if not _is_fixed(function) and not any(getattr(function, "__self__", None) is level for level in levels):
+        raise SnapshotError(f"{where} is a {type(function).__name__}, which may keep state of its own")
+    return _NOTHING
+
+
+def _cells(function: types.FunctionType) -> dict[str, types.CellType]:
+    """The variables of the scopes around a function that have a value."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell for name, cell in cells if name != "__class__" and cell != types.CellType()}
+
+
+def _global_stream(function: types.FunctionType) -> str | None:
+    names = function.__code__.co_names
+    return next((name for name in names if isinstance(function.__globals__.get(name), RANDOM)), None)
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether a value, also one that can be called, has nothing that could change."""
+    if isinstance(value, functools.partial):
+        return all(_is_fixed(part) for part in (value.func, *value.args, *value.keywords.values()))
+    if isinstance(value, types.FunctionType):
+        return not _cells(value) and not _global_stream(value)
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
+    if type(value) in (tuple, frozenset):
+        return all(_is_fixed(item) for item in value)
+    kinds = (bool, int, float, complex, str, bytes, type(None), np.ufunc, type(np.clip))
+    return type(value) in kinds or isinstance(value, np.generic) or _is_constant(value)
+
+
+def _check_class(cls: type[Any]) -> None:
+    """Refuse a class whose methods draw from random generators, or change data, that no instance holds."""
+    for base in cls.__mro__:
+        if f"{base.__module__}.".startswith(TRUSTED):
+            continue
+        for name, value in vars(base).items():
+            if isinstance(value, RANDOM):
+                raise SnapshotError(f"{base.__qualname__}.{name} is a random generator of the class")
+            function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+            if isinstance(function, types.FunctionType):
+                for variable, cell in _cells(function).items():
+                    if not _is_fixed(cell.cell_contents):
+                        raise SnapshotError(f"{base.__qualname__}.{name} uses '{variable}' of the code around it")
+                if variable := _global_stream(function) or "":
+                    raise SnapshotError(f"{base.__qualname__}.{name} uses the global random generator '{variable}'")
 
 
 def _is_settable(level: Any, key: str) -> bool:
@@ -200,65 +335,25 @@ def _modules(level: Any) -> str:
 
 
 def _attributes(level: Any) -> dict[str, Any]:
-    return {key: value for key, value in vars(level).items() if key not in CONSTANT and key not in RENDERING}
+    found = {**vars(level), **_slots(level)}
+    return {key: value for key, value in found.items() if key not in CONSTANT and key not in RENDERING}
+
+
+def _slots(level: Any) -> dict[str, Any]:
+    """What is in the `__slots__` of an object's classes."""
+    found = {}
+    for cls in type(level).__mro__:
+        for name, member in vars(cls).items():
+            if isinstance(member, types.MemberDescriptorType):
+                try:
+                    found[name] = member.__get__(level)
+                except AttributeError:  # nothing in it yet
+                    found[name] = None
+    return found
 
 
 def _is_constant(value: Any) -> bool:
-    kinds = (spaces.Space, GymnasiumSpec, Enum, type, types.ModuleType)
-    return isinstance(value, kinds) or (callable(value) and not isinstance(value, np.ndarray))
-
-
-def encode(value: Any, where: str) -> Any:
-    """Plain data in a form that JSON and safetensors can hold without losing types."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        return value.copy()
-    if isinstance(value, np.generic) and value.dtype.kind in "biufc":  # before float: np.float64 is one
-        return {"$scalar": np.array(value)}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return str(value) if isinstance(value, str) else value
-    if isinstance(value, np.random.Generator):
-        return {"$generator": value.bit_generator.state}
-    if isinstance(value, RunningMeanStd):
-        return {"$moments": {key: encode(item, f"{where}.{key}") for key, item in vars(value).items()}}
-    for kind, tag in ((list, "$list"), (tuple, "$tuple"), (deque, "$deque")):
-        if isinstance(value, kind):
-            return {tag: [encode(item, f"{where}[{i}]") for i, item in enumerate(value)]}
-    if isinstance(value, dict):
-        return {"$pairs": [[encode(key, where), encode(item, f"{where}[{key!r}]")] for key, item in value.items()]}
-    raise SnapshotError(f"{where} is a {type(value).__name__}, which is not plain data")
-
-
-def decode(value: Any, current: Any) -> Any:
-    """The inverse of `encode`; random generators, deques and moments are restored in place where there is one."""
-    if not isinstance(value, dict):
-        return value.copy() if isinstance(value, np.ndarray) else value
-    (tag, content), *_ = value.items()
-    if tag == "$scalar":
-        return np.asarray(content)[()]
-    if tag == "$generator":
-        generator = current if isinstance(current, np.random.Generator) else _generator(content)
-        generator.bit_generator.state = content
-        return generator
-    if tag == "$moments":
-        for key, item in content.items():
-            setattr(current, key, decode(item, getattr(current, key, None)))
-        return current
-    if tag == "$pairs":
-        return {decode(key, None): decode(item, None) for key, item in content}
-    items = [decode(item, None) for item in content]
-    if tag == "$deque" and isinstance(current, deque):
-        current.clear()
-        current.extend(items)
-        return current
-    return {"$list": list, "$tuple": tuple, "$deque": deque}[tag](items)
-
-
-def _generator(state: dict[str, Any]) -> np.random.Generator:
-    kinds = {cls.__name__: cls for cls in (np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)}
-    name = state.get("bit_generator")
-    if name not in kinds:
-        raise CheckpointError(f"unknown random generator '{name}' in an environment's state")
-    return np.random.Generator(kinds[name]())
+    return isinstance(value, (GymnasiumSpec, Enum, type, types.ModuleType))
 
 
 def _get_mujoco(level: Any) -> dict[str, Any]:

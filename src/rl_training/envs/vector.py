@@ -24,7 +24,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from rl_training.contracts.arrays import AnyArray, ArrayObservation, BoolArray, map_observation
 from rl_training.contracts.environment import VectorStep
 from rl_training.contracts.errors import EnvError, RLTrainingError
-from rl_training.envs.snapshot import SnapshotError, restore_vector_snapshot, take_vector_snapshot
+from rl_training.envs.encoding import SnapshotError
+from rl_training.envs.snapshot import restore_vector_snapshot, take_vector_snapshot
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
 
@@ -67,7 +68,7 @@ class AutoresetAdapter:
             obs, reward, terminated, truncated, info = self.env.step(action)
         except RLTrainingError:
             raise
-        except Exception as error:  # not by `_env_errors`, which takes as long as all the rest
+        except (Exception, SystemExit) as error:  # not by `_env_errors`, which takes as long as all the rest
             raise _readable(error, "step") from error
         terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         obs = _own(obs)
@@ -126,7 +127,7 @@ class AutoresetAdapter:
             return {"resetting": self.resetting.copy(), "env": take_vector_snapshot(self.env)}
         except SnapshotError as error:
             return str(error)
-        except Exception as error:  # an environment's own get_state: no reason to end a run
+        except (Exception, SystemExit) as error:  # an environment's own get_state: no reason to end a run
             return f"taking a snapshot raised {type(error).__name__}: {error}"
 
     def restore_snapshot(self, snapshot: dict[str, Any]) -> None:
@@ -146,11 +147,11 @@ def _env_errors(doing: str) -> Iterator[None]:
         yield
     except RLTrainingError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _readable(error, doing) from error
 
 
-def _readable(error: Exception, doing: str) -> EnvError:
+def _readable(error: Exception | SystemExit, doing: str) -> EnvError:
     """See `_env_errors`."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     numbers = [f.f_locals.get("i") for f in frames if f.f_code.co_filename.endswith(("sync_vector_env.py", "sync.py"))]

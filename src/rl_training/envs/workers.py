@@ -1,28 +1,32 @@
 """Environments in processes of their own, none of which can hang, orphan or take the run down without saying so.
 
 Gymnasium's `AsyncVectorEnv` does the work; added is what a long run needs: a worker that dies or hangs is reported by
-its number and within a time limit, its own traceback is shown, Ctrl-C reaches only the main process, workers end when
-the main process is killed, and snapshots can be taken and restored.
+its number and within a time limit, its own traceback is shown, Ctrl-C and SIGTERM are left to the main process, workers
+end when the main process is gone, and snapshots can be taken and restored.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
 import time
+import types
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
+from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
 import gymnasium as gym
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from rl_training.contracts.errors import EnvError
-from rl_training.envs.snapshot import SnapshotError, restore_snapshot, take_snapshot
+from rl_training.envs.encoding import SnapshotError
+from rl_training.envs.snapshot import restore_snapshot, take_snapshot
 
 CLOSE_SECONDS = 5.0
+WATCH_SECONDS = 0.5
+"""How often a worker looks whether the main process is still there."""
 START_ATTEMPTS = 2
 """A process forked from one with many threads may die at its birth; seen once in tens of thousands."""
 T = TypeVar("T")
@@ -39,17 +43,23 @@ class WorkerVectorEnv(AsyncVectorEnv[Any, Any]):
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
     ) -> None:
         self.timeout = timeout
+        self.processes = []
         main_process = os.getpid()
         guarded = [lambda fn=fn: _make_in_worker(fn, main_process) for fn in env_fns]
         for attempt in range(START_ATTEMPTS):
             try:
                 super().__init__(guarded, autoreset_mode=autoreset_mode)
+                # at the end of a program, multiprocessing sends SIGTERM, which workers ignore, and waits for them
+                Finalize(self, _kill, (self.processes,), exitpriority=0)
                 return
             except (EOFError, OSError) as error:  # a worker is gone before it has said anything
                 self.close_extras()
                 codes = [process.exitcode for process in self.processes]
                 if attempt + 1 == START_ATTEMPTS:
                     raise EnvError(f"an environment worker died at its start (exit codes {codes}): {error}") from error
+            except BaseException:
+                _kill(self.processes)
+                raise
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """See `VectorEnv.reset`."""
@@ -146,23 +156,38 @@ class _WorkerEnv(gym.Wrapper[Any, Any, Any, Any]):
             return take_snapshot(self.env)
         except SnapshotError as error:
             return str(error)
+        except Exception as error:  # an environment's own get_state
+            return f"taking a snapshot raised {type(error).__name__}: {error}"
 
     @snapshot.setter
     def snapshot(self, value: list[dict[str, Any]]) -> None:
         restore_snapshot(self.env, value)
 
 
+def _kill(processes: Sequence[Any]) -> None:
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+
+
 def _make_in_worker(make: Callable[[], gym.Env[Any, Any]], main_process: int) -> gym.Env[Any, Any]:
-    """Make an environment; in a worker, leave Ctrl-C to the main process and end when that is gone."""
-    if multiprocessing.parent_process() is not None:
+    """Make an environment; in a worker, leave signals to the main process and end when that is gone.
+
+    SIGTERM has a handler and is not ignored, because programs that the environment starts would inherit that.
+    """
+    if os.getpid() != main_process:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, _pass_over)
         threading.Thread(target=_end_with, args=(main_process,), daemon=True).start()
     return _WorkerEnv(make())
+
+
+def _pass_over(number: int, frame: types.FrameType | None) -> None:
+    """Do nothing: a process group's SIGTERM reaches the main process too, which saves and closes its workers."""
 
 
 def _end_with(main_process: int) -> None:
     """Siblings hold each other's pipes open, so a killed main process is noticed only by looking."""
     while os.getppid() == main_process:
-        time.sleep(1.0)
+        time.sleep(WATCH_SECONDS)
     os._exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,11 +16,14 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import nn
 
+from rl_training.accelerate import report, using
 from rl_training.algorithms.registry import check_action_space, get_spec
 from rl_training.contracts.algorithm import Algorithm, Policy
+from rl_training.contracts.environment import Environments
 from rl_training.contracts.errors import ConfigError, EnvError
-from rl_training.contracts.random import random_stream
+from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.contracts.spec import ACTION_MASK, EnvSpec, FrameStack, OffPolicyConfig, OnPolicyConfig, Regime
+from rl_training.contracts.state import same_state
 from rl_training.data.hindsight import Hindsight
 from rl_training.data.normalize import ObservationNormalizer, RewardNormalizer
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -39,6 +43,7 @@ from rl_training.envs.goals import check_goal_space, goal_functions
 from rl_training.envs.masks import check_mask_space
 from rl_training.envs.vector import AnyVectorEnv, AutoresetAdapter
 from rl_training.envs.wrappers import stack_of
+from rl_training.experiment.checkpointing import round_trip
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.replay import read_replay
 from rl_training.experiment.video import recording_env
@@ -69,25 +74,71 @@ class Experiment:
     env: EnvLike | None = None
     """The environment object that was given instead of an id, if one was."""
     eval_env: EnvLike | None = None
+    damage: str | None = None
+    """What is wrong with the replay or the episodes that it was restored from: it can act, but not go on learning."""
+    eval_state: Any = field(default=None, repr=False)
+    """The state in which the evaluation environments are at the beginning of each evaluation, where it can be saved."""
+    eval_obstacle: str | None = field(default=None, repr=False)
+    """Why an evaluation may depend on those before it, if it may."""
     _evaluator: Evaluator | None = field(default=None, repr=False)
 
     @property
     def evaluator(self) -> Evaluator:
         """Evaluates in environments of its own, made when first asked for."""
         if self._evaluator is None:
-            self._evaluator = self._make_evaluator(AutoresetAdapter(self._make_eval_env()))
+            env = AutoresetAdapter(self._make_eval_env())
+            saved, self.eval_state = self.eval_state, None
+            if saved is not None and len(saved["resetting"]) == env.num_envs and self.eval_env is None:
+                self.eval_state = saved  # a resumed run goes on with what it began with
+            else:
+                self._take_eval_state(env)
+            self._evaluator = self._make_evaluator(env)
+            self._evaluator.before_use = self.eval_state
+            if self.eval_obstacle is not None and self._is_remade(env.env):
+                self._evaluator.remake = lambda: AutoresetAdapter(self._make_eval_env())
+                self.eval_obstacle = None
         return self._evaluator
+
+    def _take_eval_state(self, env: AutoresetAdapter) -> None:
+        env.reset(seed=0)  # some have no state before, or a random one
+        snapshot = env.take_snapshot()
+        problem = snapshot if isinstance(snapshot, str) else _restoring_problem(env, snapshot)
+        if problem is None:
+            self.eval_state = snapshot
+        else:
+            self.eval_obstacle = f"in the evaluation environment, {problem}"
+
+    def _is_remade(self, env: AnyVectorEnv) -> bool:
+        """Box2D keeps traces of earlier episodes in a world that it uses again, and takes no time to make."""
+        if self.env is not None or self.eval_env is not None or not isinstance(env, SyncVectorEnv):
+            return False
+        return type(env.envs[0].unwrapped).__module__.startswith("gymnasium.envs.box2d")
 
     def resume_grade(self) -> tuple[str, str | None]:
         """What a resume of this run will be, and what stands in the way of `exact` if anything does."""
         collector = self.trainer.collector
+        seed = None if collector.obs is not None else draw_seed(copy.deepcopy(collector.env_rng))
         if collector.obs is None:
             collector.reset()
         settings = self.config.algorithm
         if isinstance(settings, OffPolicyConfig) and not settings.checkpoint_replay:
             return LEARNER_ONLY, "checkpoint_replay is off: a resumed run has to fill its replay anew"
         snapshot = collector.env.take_snapshot()
-        return (EPISODE_BOUNDARY, snapshot) if isinstance(snapshot, str) else (EXACT, None)
+        if isinstance(snapshot, str):
+            return EPISODE_BOUNDARY, snapshot
+        problem = _restoring_problem(collector.env, snapshot)
+        if problem is not None:
+            collector.saves_episodes = False
+            if seed is not None:  # what a failed restore has left behind is not to be learned from
+                collector.obs = collector.env.reset(seed=seed)
+            return EPISODE_BOUNDARY, problem
+        if self.config.eval_every and self.evaluator and self.eval_obstacle is not None:
+            return EPISODE_BOUNDARY, self.eval_obstacle
+        return EXACT, None
+
+    def acceleration(self) -> dict[str, Any]:
+        """The mode of acceleration, and how each function runs: `recorded`, `compiled`, or as plain torch and why."""
+        return {"mode": self.config.accelerate, "functions": report(self.trainer.algorithm)}
 
     def recorder(self, directory: Path, prefix: str, num_episodes: int = 1) -> Evaluator:
         """An evaluator with one environment that writes videos."""
@@ -164,7 +215,8 @@ def build_experiment(config: TrainConfig, env: EnvLike | None = None, eval_env: 
         check_action_space(algorithm_spec, spec)
         if config.action_masks:
             check_mask_space(spec.observation_space, spec.action_space)
-        with using_threads(1):  # so that initial weights are the same with any number
+        # one thread, so that initial weights are the same with any number
+        with using_threads(1), using(config.accelerate):
             rng = random_stream(config.seed, "algorithm")
             algorithm = algorithm_spec.algorithm(config.algorithm, spec, device, rng)
         if config.num_threads is None:
@@ -202,6 +254,21 @@ def _frame_stack(config: TrainConfig, given: EnvLike | None) -> FrameStack | Non
         return None
     game = given is None and is_atari(config.env_id, config.env_kwargs)
     return stack_of(config.wrappers, FrameStack(config.atari.frame_stack) if game else None)
+
+
+def _restoring_problem(env: Environments, snapshot: Any) -> str | None:
+    """Why an environment does not go on from its own snapshot after a trip through a checkpoint, if it does not."""
+    try:
+        back = round_trip({"env": snapshot})["env"]
+        env.restore_snapshot(back)
+        again = env.take_snapshot()
+    except Exception as error:  # an environment's own set_state: no reason to end a run
+        return f"restoring a snapshot raised {type(error).__name__}: {error}"
+    if not same_state(snapshot, back):
+        return "a checkpoint would not hold the state as it is"
+    if not same_state(snapshot, again):
+        return again if isinstance(again, str) else "the state is another one after it was taken and restored"
+    return None
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Checkpoints: a directory with tensors in safetensors, everything else in JSON, and a manifest with checksums.
 
 Nothing in it can run code. It is written beside its place, synced, and renamed, so that a reader sees a whole
-checkpoint or none.
+checkpoint or none. One that is there already is exchanged with it in one step; where the system cannot do that, it is
+set aside first, and found there if the process is killed in between.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
 from rl_training.contracts.arrays import AnyArray
@@ -28,7 +29,19 @@ from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.state import Segment
 from rl_training.experiment.agents import locate
-from rl_training.experiment.files import read_mapping, refuse_links, require_file, sync_directory, sync_file, write_json
+from rl_training.experiment.files import (
+    json_text,
+    leftovers,
+    open_file,
+    parse_json,
+    read_mapping,
+    refuse_links,
+    require_file,
+    swap,
+    sync_directory,
+    sync_file,
+    write_json,
+)
 from rl_training.runtime.callbacks import Callback, Every, RunView
 from rl_training.version import __version__
 
@@ -42,6 +55,9 @@ _CONTENT = (TENSORS, STATE, CONFIG, METADATA)
 _TENSOR, _ARRAY, _SEGMENT = "$tensor", "$array", "$segment"
 """How a tree of state names what lies in the safetensors files."""
 _SEGMENT_NAME = re.compile(r"segment_[0-9]{5,9}\.safetensors")
+_STEP = re.compile(r"step_([0-9]+)")
+VERIFIED_WITHIN = 16
+"""Saves in which every file that checkpoints share is verified again."""
 
 
 class NewerFormatError(CheckpointError):
@@ -72,6 +88,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], config: dict[str, Any], m
         segments: dict[str, Segment] = {}
         tree = _split(state, "", tensors, segments)
         save_file(tensors, beside / TENSORS)
+        _verify_shared(list(segments.values()))
         digests = {name: _write_segment(segment, beside / name) for name, segment in segments.items()}
         write_json(beside / STATE, tree)
         write_json(beside / CONFIG, config)
@@ -85,6 +102,8 @@ def save_checkpoint(path: Path, state: dict[str, Any], config: dict[str, Any], m
         for name, segment in segments.items():
             if segment.complete:
                 segment.file, segment.sha256, segment.stamp = path / name, digests[name], _stamp(path / name)
+        for left in leftovers(path.parent).get(path, []):  # of earlier processes, which were killed
+            shutil.rmtree(left, ignore_errors=True)
     except BaseException as error:
         shutil.rmtree(beside, ignore_errors=True)
         if isinstance(error, (OSError, SafetensorError, CheckpointError)):
@@ -93,11 +112,26 @@ def save_checkpoint(path: Path, state: dict[str, Any], config: dict[str, Any], m
     return path
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Read and verify a checkpoint; every problem is a `CheckpointError` that names the file."""
+def load_checkpoint(path: Path, *, learner_only: bool = False) -> Checkpoint:
+    """Read and verify a checkpoint; every problem is a `CheckpointError` that names the file.
+
+    With `learner_only`, the segments of a replay are not touched: acting does not need them. If a process was killed
+    while it replaced the checkpoint, the one that it set aside is read where it is.
+    """
     path = Path(path)
-    if not os.path.lexists(path / MANIFEST):
-        raise CheckpointError(f"{path} is not a checkpoint: it has no {MANIFEST}")
+    if os.path.lexists(path / MANIFEST):
+        return _load(path, learner_only)
+    for aside in _set_aside(path):
+        try:
+            return _load(aside, learner_only)
+        except NewerFormatError:
+            raise
+        except CheckpointError:
+            continue
+    raise CheckpointError(f"{path} is not a checkpoint: it has no {MANIFEST}")
+
+
+def _load(path: Path, learner_only: bool) -> Checkpoint:
     manifest = read_mapping(path / MANIFEST)
     _check_format(manifest, path)
     listed = manifest.get("files")
@@ -106,12 +140,22 @@ def load_checkpoint(path: Path) -> Checkpoint:
     segments = {name for name in listed if _SEGMENT_NAME.fullmatch(name)}
     if unknown := sorted(listed.keys() - set(_CONTENT) - segments):
         raise CheckpointError(f"{path / MANIFEST}: is damaged: it lists files that do not belong: {unknown!r:.80}")
-    for name in (*_CONTENT, *sorted(segments)):
+    for name in _CONTENT:
         _verify(path / name, listed.get(name))
+    refuse_links([path / name for name in sorted(segments)], within=path)
+    found = {name: _segment(path / name, listed[name], verify=not learner_only) for name in sorted(segments)}
     tensors = _read_tensors(path / TENSORS)
-    found = {name: _read_segment(path / name, listed[name]["sha256"]) for name in segments}
     state = _join(read_mapping(path / STATE), tensors, found, path / STATE)
     return Checkpoint(state, read_mapping(path / CONFIG), read_mapping(path / METADATA), path)
+
+
+def round_trip(state: dict[str, Any]) -> dict[str, Any]:
+    """A state as it would come back from a checkpoint, without touching the disk. Segments are left as they are."""
+    tensors: dict[str, Tensor] = {}
+    segments: dict[str, Segment] = {}
+    text = json_text(_split(state, "", tensors, segments))
+    back: dict[str, Any] = _join(parse_json(text, Path(STATE)), load(save(tensors)), segments, Path(STATE))
+    return back
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -121,13 +165,50 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: is damaged: {error}") from error
 
 
-def _read_segment(path: Path, sha256: str) -> Segment:
-    return Segment(lambda: _read_tensors(path), complete=True, file=path, sha256=sha256, stamp=_stamp(path))
+def _segment(path: Path, entry: Any, *, verify: bool) -> Segment:
+    """A segment in a file; one that is not verified now is when it is read, and its file is not shared."""
+
+    def tensors() -> dict[str, Tensor]:
+        if segment.file is None:  # not verified, or found damaged since
+            _verify(path, entry)
+        return _read_tensors(path)
+
+    segment = Segment(tensors)
+    if verify:
+        _verify(path, entry)
+        segment.file, segment.sha256, segment.stamp = path, entry["sha256"], _stamp(path)
+    return segment
+
+
+def _verify_shared(segments: list[Segment]) -> None:
+    """Verify some of the files that are to be shared, those that waited longest; a damaged one is not shared again."""
+    shared = [segment for segment in segments if _is_shareable(segment)]
+    for segment in shared:
+        segment.unverified += 1
+    due = sorted(shared, key=lambda segment: -segment.unverified)[: -(-len(shared) // VERIFIED_WITHIN)]
+    for segment in due:
+        assert segment.file is not None
+        try:
+            damage = None if _digest(segment.file) == segment.sha256 else "its checksum differs from the manifest's"
+        except OSError as error:
+            damage = str(error.strerror)
+        segment.unverified = 0
+        if damage is not None:
+            warnings.warn(
+                f"{segment.file}: is damaged: {damage}. It is written anew from memory; earlier checkpoints that share "
+                "it cannot be resumed with their replay",
+                stacklevel=4,
+            )
+            segment.file = None
+
+
+def _is_shareable(segment: Segment) -> bool:
+    return segment.file is not None and segment.file.is_file() and _stamp(segment.file) == segment.stamp
 
 
 def _write_segment(segment: Segment, path: Path) -> str:
     """Write a segment, or share the file of a checkpoint that has it already; returns its checksum."""
-    if segment.file is not None and segment.file.is_file() and _stamp(segment.file) == segment.stamp:
+    if segment.file is not None and _is_shareable(segment):
         try:
             os.link(segment.file, path)
         except OSError:  # another disk, or a system without links
@@ -163,23 +244,41 @@ def checkpoints_of(run_dir: Path) -> list[Path]:
     return sorted(found, key=lambda p: int(p.name[5:]))
 
 
-def find_checkpoint(path: str | Path) -> Checkpoint:
+def steps_of(run_dir: Path) -> list[int]:
+    """The steps that a run has checkpoints of, oldest first, also of those that a killed process left set aside."""
+    home = run_dir / "checkpoints"
+    found = {int(path.name[5:]) for path in checkpoints_of(run_dir)}
+    for path in home.glob(f".step_*/{MANIFEST}"):
+        name = path.parent.name[1:].rsplit(".", 2)[0]
+        if _STEP.fullmatch(name) and path.parent in _set_aside(home / name):
+            found.add(int(name[5:]))
+    return sorted(found)
+
+
+def _set_aside(place: Path) -> list[Path]:
+    """Checkpoints that were written for a place, or replaced there, by a process that was killed; newest first."""
+    whole = [path for path in leftovers(place.parent).get(place, []) if (path / MANIFEST).is_file()]
+    return sorted(whole, key=lambda path: -(path / MANIFEST).stat().st_mtime_ns)
+
+
+def find_checkpoint(path: str | Path, *, learner_only: bool = False) -> Checkpoint:
     """The checkpoint at a path, or the newest good one of a run directory. Damaged newer ones are reported.
 
-    `zoo:ppo/CartPole-v1` is the place of an agent that ships with the package.
+    With `learner_only`, a checkpoint is good even if its replay is damaged. `zoo:ppo/CartPole-v1` is the place of an
+    agent that ships with the package.
     """
     path = locate(path)
-    if not os.path.exists(path):
+    if not os.path.exists(path) and not _set_aside(path):
         raise CheckpointError(f"{path} does not exist")
-    if os.path.lexists(path / MANIFEST):
-        return load_checkpoint(path)
+    if os.path.lexists(path / MANIFEST) or not os.path.exists(path):
+        return load_checkpoint(path, learner_only=learner_only)
     refuse_links([path / "checkpoints"], within=path)
-    candidates = checkpoints_of(path)
     errors: list[str] = []
-    for candidate in reversed(candidates):
+    for step in reversed(steps_of(path)):
+        candidate = path / "checkpoints" / f"step_{step}"
         try:
             refuse_links([candidate], within=path)
-            checkpoint = load_checkpoint(candidate)
+            checkpoint = load_checkpoint(candidate, learner_only=learner_only)
         except NewerFormatError:
             raise  # not damaged: going back to an older one would throw work away
         except CheckpointError as error:
@@ -256,7 +355,7 @@ def is_checkpoint_file(name: str) -> bool:
 
 
 def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -278,6 +377,10 @@ def _replaceable(path: Path) -> bool:
 
 
 def _replace(new: Path, place: Path) -> None:
+    if place.exists() and swap(new, place):
+        sync_directory(place.parent)
+        shutil.rmtree(new, ignore_errors=True)  # which is the old one now
+        return
     old = place.with_name(f".{place.name}.{os.getpid()}.old")
     if place.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -292,27 +395,41 @@ def _replace(new: Path, place: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def tidy_checkpoints(directory: Path, newer_than: int) -> list[Path]:
-    """Clear up after a process that was killed while it saved, and put aside checkpoints that a resume passed over.
+def recover_checkpoints(directory: Path) -> None:
+    """Clear up after processes that were killed while they saved.
 
-    Half-written ones are removed, a replaced one whose successor did not arrive is put back, and damaged ones newer
-    than the step that the run goes on from are renamed to `damaged_...`, which are returned.
+    Where a checkpoint is missing, the newest that was written for its place, or was replaced there, is put back, a good
+    one if there is one. Everything else that they left is removed.
     """
-    for leftover in directory.glob(".*.tmp"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    for replaced in directory.glob(".*.old"):
-        place = directory / replaced.name[1:].rsplit(".", 2)[0]
-        if place.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-        else:
-            os.rename(replaced, place)
-    damaged = [path for path in checkpoints_of(directory.parent) if int(path.name[5:]) > newer_than]
+    for place, left in leftovers(directory).items():
+        left = [path for path in left if path.is_dir()]
+        if not os.path.lexists(place / MANIFEST):
+            aside = sorted(_set_aside(place), key=_is_good, reverse=True)
+            if aside and (not place.exists() or _replaceable(place)):
+                shutil.rmtree(place, ignore_errors=True)  # what is there has no manifest
+                os.rename(aside[0], place)
+                sync_directory(directory)
+        for path in left:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_good(path: Path) -> bool:
+    try:
+        _load(path, learner_only=True)
+    except CheckpointError as error:
+        return isinstance(error, NewerFormatError)
+    return True
+
+
+def put_damaged_aside(run_dir: Path, newer_than: int) -> list[Path]:
+    """Rename the checkpoints that a resume passed over to `damaged_...`: those newer than the one it goes on from."""
     aside = []
-    for path in damaged:
-        target = path.with_name(f"damaged_{path.name}")
-        shutil.rmtree(target, ignore_errors=True)
-        os.rename(path, target)
-        aside.append(target)
+    for path in checkpoints_of(run_dir):
+        if int(path.name[5:]) > newer_than:
+            target = path.with_name(f"damaged_{path.name}")
+            shutil.rmtree(target, ignore_errors=True)
+            os.rename(path, target)
+            aside.append(target)
     return aside
 
 

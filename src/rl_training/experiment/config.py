@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rl_training.accelerate import Mode, mode_problem
 from rl_training.algorithms.registry import get_spec
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
@@ -44,6 +45,11 @@ class TrainConfig:
         ge=1,
     )
 
+    accelerate: Mode = setting(
+        "auto",
+        "How updates and acting are made fast: auto, off (plain torch, to step through in a debugger), recorded (never "
+        "calls a compiler), compiled (compiles at once, and waits for it).",
+    )
     init_from: Path | None = setting(None, "Checkpoint or run whose weights (and normalisation) a new run starts from.")
 
     env_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of the environment.")
@@ -127,6 +133,8 @@ class TrainConfig:
                 for name in ("stop_reward", "stop_patience")
                 if getattr(self, name) is not None
             ]
+        if problem := mode_problem(self.accelerate):
+            found.append(f"accelerate: {problem}")
         if self.env_id == "":
             found.append("env_id: is empty")
         elif isinstance(self.env_id, str):
@@ -162,9 +170,17 @@ class TrainConfig:
         return TrainConfig(**{**values, **changes})
 
 
+NETWORK_LOGGERS = ("wandb", "mlflow")
+"""Settings that send data elsewhere."""
+
+
 @dataclass(frozen=True)
 class Layer:
-    """Settings from one source. Files are not trusted to have modules imported for them; people are."""
+    """Settings from one source.
+
+    Only a trusted one may name a module to import, a path for the environment, or a logger on the network. What people
+    type is trusted; a file is not, since it may come from a stranger.
+    """
 
     data: Mapping[str, Any]
     source: str
@@ -190,6 +206,8 @@ def resolve(layers: Sequence[Layer], *, combinations: bool = True) -> TrainConfi
         problems += module_problems(merged["env_id"], origin["env_id"].source)
     if "env_kwargs" in merged and not origin["env_kwargs"].trusted:
         problems += path_problems(merged["env_kwargs"], f"{origin['env_kwargs'].source} > env_kwargs")
+    asked = [name for name in NETWORK_LOGGERS if merged.get(name) is True and not origin[name].trusted]
+    problems += [logger_problem(name, origin[name].source) for name in asked]
     config = object.__new__(TrainConfig)
     for field in dataclasses.fields(TrainConfig):
         setattr(config, field.name, merged.get(field.name, default_of(field)))
@@ -254,12 +272,31 @@ def path_problems(value: Any, where: str) -> list[str]:
         return [problem for key, item in value.items() for problem in path_problems(item, f"{where} > {key}")]
     if isinstance(value, (list, tuple)):
         return [problem for item in value for problem in path_problems(item, where)]
-    if not isinstance(value, str) or not (value.startswith(("/", "~", "./", "../")) or "/../" in value):
+    if not isinstance(value, str) or not _is_path(value):
         return []
     return [
         f"{where}: '{value}' is a path on this machine, and files are not trusted to name one. Name it on the command "
         "line, or add --trust (Python: trust=True)."
     ]
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text leads somewhere by itself, not only below the directory that an environment looks in.
+
+    That is from the root, the home or the working directory. Environments take every text with a dot in front to be
+    below the working directory, be it `./model.xml` or `.hidden/model.xml`.
+    """
+    parts = text.replace("\\", "/").split("/")
+    is_address = len(parts) > 1 and ":" in parts[0]  # C:/..., file://...
+    return text.startswith(("/", "\\", "~")) or is_address or any(part.startswith(".") for part in parts)
+
+
+def logger_problem(name: str, source: str) -> str:
+    """Nor may a file have data sent over the network, with an account of the user and to where other files say."""
+    return (
+        f"{source} > {name}: is true, and files are not trusted to log over the network. Add --{name} or --no-{name} "
+        f"on the command line (Python: {name}=True or False), or --trust (Python: trust=True)."
+    )
 
 
 def read_config(path: str | Path, *, trust: bool = False) -> TrainConfig:

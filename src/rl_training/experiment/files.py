@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
+import io
 import json
 import os
 import re
+import stat
+import sys
+import warnings
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +21,15 @@ from rl_training.contracts.errors import CheckpointError
 
 MAX_DEPTH = 100
 """How deeply JSON may be nested; what the package writes is far from it."""
+MAX_WAITING = 10_000
+"""Pieces of a file that are kept in memory while the disk is full."""
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]+)\.(?P<kind>tmp|old)")
+_NO_SWAP = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM}
+"""What a system answers that cannot exchange two directories."""
+
+
+class UnwritableError(CheckpointError):
+    """A file that cannot be written: a full disk, no permission."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -28,7 +44,7 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             beside.unlink()
-        raise CheckpointError(f"{path}: could not be written: {error.strerror}") from error
+        raise UnwritableError(f"{path}: could not be written: {error.strerror}") from error
 
 
 def append_line(path: Path, text: str) -> None:
@@ -37,21 +53,53 @@ def append_line(path: Path, text: str) -> None:
         with open(path, "a", encoding="utf-8") as file:
             file.write(text + "\n")
     except OSError as error:
-        raise CheckpointError(f"{path}: could not be written: {error.strerror}") from error
+        raise UnwritableError(f"{path}: could not be written: {error.strerror}") from error
 
 
 def write_json(path: Path, data: Any) -> None:
     """Replace a JSON file in one step."""
-    write_text(path, json.dumps(data, indent=2) + "\n")
+    write_text(path, json_text(data))
+
+
+def json_text(data: Any) -> str:
+    """What `write_json` writes."""
+    return json.dumps(data, indent=2) + "\n"
+
+
+def open_file(path: Path) -> io.BufferedReader:
+    """Open a file to read it; what is no regular file is an `OSError`.
+
+    A named pipe would have us wait for ever for its other end, and a device may have no end. It is looked at after it
+    was opened, so that it cannot be exchanged in between.
+    """
+    file = open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return file
+
+
+def read_text(path: Path, errors: str = "strict") -> str:
+    """The text of a regular file."""
+    with open_file(path) as file:
+        return file.read().decode("utf-8", errors)
 
 
 def read_json(path: Path) -> Any:
     """Plain data from a JSON file; the error names the file."""
     require_file(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(read_text(path), path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:  # not UTF-8
+        raise CheckpointError(f"{path}: is damaged: {error}") from error
+
+
+def parse_json(text: str, path: Path) -> Any:
+    """Plain data from the text of a JSON file; the error names the file."""
+    try:
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: is damaged: {error}") from error
     if _is_deep(data):
@@ -76,11 +124,16 @@ def require_file(path: Path) -> None:
 
 
 def refuse_links(paths: Iterable[Path], *, within: Path) -> None:
-    """Refuse links out of a directory: it may come from a stranger, and what it leads to is not theirs."""
+    """Refuse links out of a directory: it may come from a stranger, and what it leads to is not theirs.
+
+    What is neither a file nor a directory is refused as well: to open a named pipe is to wait for its other end.
+    """
     home = os.path.realpath(within)
     for path in paths:
         if os.path.islink(path) and os.path.commonpath([home, os.path.realpath(path)]) != home:
             raise CheckpointError(f"{path}: is a link to outside of {within}, which is not followed")
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+            raise CheckpointError(f"{path}: is neither a file nor a directory")
 
 
 def sync_file(path: Path) -> None:
@@ -97,6 +150,135 @@ def sync_directory(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def swap(one: Path, other: Path) -> bool:
+    """Exchange two directories in one step; False if the system or the file system cannot."""
+    library = ctypes.CDLL(None, use_errno=True)
+    first, second = os.fsencode(one), os.fsencode(other)
+    if sys.platform == "linux" and hasattr(library, "renameat2"):
+        here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+        failed = library.renameat2(here, first, here, second, exchange)
+    elif sys.platform == "darwin" and hasattr(library, "renamex_np"):
+        failed = library.renamex_np(first, second, 2)  # RENAME_SWAP
+    else:
+        return False
+    number = ctypes.get_errno()
+    if failed and number not in _NO_SWAP:
+        raise OSError(number, os.strerror(number), str(other))
+    return not failed
+
+
+def leftovers(directory: Path) -> dict[Path, list[Path]]:
+    """What processes that were killed while they wrote left in a directory, by the place it was written for.
+
+    Files and directories are written beside their place as `.name.<pid>.tmp`; a directory that is being replaced is
+    `.name.<pid>.old` on systems that cannot exchange two. Those of other processes that still run are left out.
+    """
+    found: dict[Path, list[Path]] = {}
+    for path in directory.glob(".*"):
+        match = _LEFTOVER.fullmatch(path.name)
+        pid = 0 if match is None else int(match["pid"])
+        if match is not None and (pid == os.getpid() or not is_alive(pid)) and not path.is_symlink():
+            found.setdefault(path.with_name(match["name"]), []).append(path)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of that number runs on this machine."""
+    if pid < 1:
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+class Outage:
+    """Says once that something cannot be written while training goes on, and once when it can be again."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.active = False
+
+    def began(self, reason: object, consequence: str) -> None:
+        """Report a failure, unless the one before was reported and nothing was written since."""
+        if not self.active:
+            warnings.warn(
+                f"training goes on, but {self.what} could not be written: {reason}; {consequence}", stacklevel=3
+            )
+        self.active = True
+
+    def ended(self, note: str = "nothing is missing") -> None:
+        """Report that writing works again, if it did not."""
+        if self.active:
+            warnings.warn(f"{self.what} is written again; {note}", stacklevel=3)
+        self.active = False
+
+
+class Appender:
+    """A file that grows by whole pieces, each written at once or not at all.
+
+    What cannot be written (a full disk) is kept in memory, up to `MAX_WAITING` pieces, and written when there is room.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise UnwritableError(f"{path}: could not be written: {error.strerror}") from error
+        self._size = self._file.seek(0, os.SEEK_END)
+        self._torn = False
+        self._waiting: deque[bytes] = deque()
+        self._lost = 0
+        self._outage = Outage(str(path))
+
+    def write(self, piece: bytes) -> None:
+        """Append a piece, after those that wait."""
+        self._waiting.append(piece)
+        if len(self._waiting) > MAX_WAITING:
+            self._waiting.popleft()
+            self._lost += 1
+        self._write_waiting()
+
+    def close(self) -> None:
+        """Write what waits if that is possible now, and close the file."""
+        self._write_waiting()
+        missing = self._lost + len(self._waiting)
+        if self._waiting:
+            warnings.warn(f"{self.path}: the last {missing} entries could not be written", stacklevel=2)
+        with contextlib.suppress(OSError):  # some systems report a failed write again
+            self._file.close()
+
+    def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                self._append(self._waiting[0])
+                self._waiting.popleft()
+        except OSError as error:
+            self._outage.began(error.strerror, "new entries are kept in memory until there is room")
+        else:
+            self._outage.ended(f"{self._lost} entries are missing" if self._lost else "nothing is missing")
+            self._lost = 0
+
+    def _append(self, piece: bytes) -> None:
+        if self._torn:
+            self._file.truncate(self._size)
+        self._torn = True
+        rest = memoryview(piece)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) or 0 :]
+        except OSError:
+            self._file.truncate(self._size)  # nobody shall read half an entry
+            self._torn = False
+            raise
+        self._torn = False
+        self._size += len(piece)
 
 
 def safe_name(name: str) -> str:

@@ -6,14 +6,17 @@ import datetime
 import functools
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from rl_training.accelerate import find_compiler
+from rl_training.experiment.files import read_text
 from rl_training.version import __version__
 
 PACKAGES = ("torch", "gymnasium", "numpy", "safetensors", "ale-py", "mujoco", "Box2D")
@@ -72,16 +75,78 @@ def git_commit() -> str | None:
 
 @functools.cache  # what was imported stays, whatever is edited while a run goes on; and checkpoints ask often
 def _git_commit(directory: str, tracked: str | None = None) -> str | None:
-    def git(*args: str) -> str:
-        command = ["git", "-C", directory, *args]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    """The commit of the repository that a directory lies in; None if git cannot say.
 
+    Git runs programs that a repository's configuration names (`core.fsmonitor`, `filter.*.clean`, those of submodules),
+    and the repository may be a stranger's. So the commit is read here, and git compares the files from a directory of
+    our own that has this commit and the repository's objects and index, but no configuration. Files that a filter
+    changes (Git LFS, line ends) count as changed when their time or size differs from what the index says.
+    """
     try:
-        if tracked is not None:  # where this package is installed may lie in the repository of something else
-            git("ls-files", "--error-unmatch", tracked)
-        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.SubprocessError):
+        found = _find_repository(Path(directory))
+        if found is None:
+            return None
+        root, repository = found
+        common = _linked(repository / "commondir", repository)
+        commit = _head(repository, common)
+        with tempfile.TemporaryDirectory() as own:
+            (Path(own) / "HEAD").write_text(commit + "\n", encoding="ascii")
+            (Path(own) / "refs").mkdir()
+            places = {"GIT_DIR": own, "GIT_WORK_TREE": root, "GIT_OBJECT_DIRECTORY": common / "objects"}
+            no_config = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_OPTIONAL_LOCKS": "0"}
+            mine = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+            index = {"GIT_INDEX_FILE": repository / "index"}
+            environment = {**mine, **no_config, **{name: str(place) for name, place in {**places, **index}.items()}}
+
+            def git(*args: str) -> str:
+                command = ["git", "-C", directory, *args]
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=10)
+                return done.stdout.strip()
+
+            if tracked is not None:  # where this package is installed may lie in the repository of something else
+                git("ls-files", "--error-unmatch", tracked)
+            changed = git("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+        return commit + ("-dirty" if changed else "")
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None
+
+
+def _find_repository(directory: Path) -> tuple[Path, Path] | None:
+    """The root of the working tree that a directory lies in, and where its repository is kept."""
+    stop = {
+        os.path.realpath(place) for place in os.environ.get("GIT_CEILING_DIRECTORIES", "").split(os.pathsep) if place
+    }
+    for root in (directory, *directory.parents):
+        if os.path.realpath(root) in stop and root != directory:
+            return None
+        if (root / ".git").is_dir():
+            return root, root / ".git"
+        if (root / ".git").is_file():  # of a linked working tree, or of a submodule
+            return root, _linked(root / ".git", root, "gitdir: ")
+    return None
+
+
+def _linked(file: Path, base: Path, prefix: str = "") -> Path:
+    """The directory that a file of git names; `base` if there is no such file."""
+    return base / read_text(file).strip().removeprefix(prefix) if file.exists() else base
+
+
+def _head(repository: Path, common: Path) -> str:
+    """The commit that is checked out."""
+    head = read_text(repository / "HEAD").strip()
+    name = head.removeprefix("ref: ")
+    if name != head:
+        if not re.fullmatch(r"refs(/[^/.][^/]*)+", name):
+            raise ValueError(f"not a branch: {name}")
+        loose = common / name
+        if loose.exists():
+            head = read_text(loose).strip()
+        else:
+            packed = read_text(common / "packed-refs").splitlines()
+            head = next((line.split()[0] for line in packed if line.endswith(f" {name}")), "")
+    if not re.fullmatch("[0-9a-f]{40}", head):
+        raise ValueError(f"not a commit: {head}")
+    return head
 
 
 def _cpu_name() -> str:

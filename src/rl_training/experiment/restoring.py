@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rl_training.contracts.state import Stateful, check_keys
 from rl_training.envs.factory import EnvLike
 from rl_training.experiment.build import WEIGHTS_ONLY, Experiment, build_experiment
 from rl_training.experiment.checkpointing import CONFIG, Checkpoint, find_checkpoint
-from rl_training.experiment.config import Layer, TrainConfig, resolve
+from rl_training.experiment.config import NETWORK_LOGGERS, Layer, TrainConfig, resolve
 from rl_training.experiment.metadata import collect_metadata
 
 MAY_CHANGE = frozenset(
@@ -24,42 +25,86 @@ MAY_CHANGE = frozenset(
 )
 """Settings that a resumed run may have otherwise than before."""
 
+SAME_BITS = frozenset({"system", "c_compiler"})
+"""Facts about a machine that no bits depend on: what is compiled gives those that torch gives."""
+
 
 def load_experiment(
-    path: str | Path, *, env: EnvLike | None = None, eval_env: EnvLike | None = None, trust: bool = False
+    path: str | Path,
+    *,
+    env: EnvLike | None = None,
+    eval_env: EnvLike | None = None,
+    trust: bool = False,
+    config: TrainConfig | None = None,
+    learner_only: bool = False,
 ) -> tuple[Experiment, Checkpoint]:
     """The experiment that a checkpoint (or a run's newest one) holds, restored.
 
-    In an environment that is given, new episodes begin: it may be another one, or another number of them.
+    In an environment that is given, new episodes begin: it may be another one, or another number of them. A `config`
+    that is given is used instead of the checkpoint's, which may differ only in what a resume may change. With
+    `learner_only`, the replay and the episodes in flight are left out. If only these are damaged, the experiment is
+    restored without them and says so in `damage`.
     """
-    checkpoint = find_checkpoint(path)
+    try:
+        return _load_experiment(path, env, eval_env, trust, config, learner_only)
+    except CheckpointError as error:
+        if learner_only:
+            raise
+        try:
+            experiment, checkpoint = _load_experiment(path, env, eval_env, trust, config, True)
+        except RLTrainingError:
+            raise error from None
+        experiment.damage = str(error)
+        warnings.warn(f"{error}. The weights are intact: the agent can act, but not learn", stacklevel=3)
+        return experiment, checkpoint
+
+
+def _load_experiment(
+    path: str | Path,
+    env: EnvLike | None,
+    eval_env: EnvLike | None,
+    trust: bool,
+    config: TrainConfig | None,
+    learner_only: bool,
+) -> tuple[Experiment, Checkpoint]:
+    checkpoint = find_checkpoint(path, learner_only=learner_only)
     require_environment(checkpoint, env)
-    config = config_of(checkpoint, trust=trust or env is not None)
+    if config is None:
+        off = {} if trust else dict.fromkeys(NETWORK_LOGGERS, False)  # acting needs none of them
+        config = config_of(checkpoint, trust=trust or env is not None, **off)
+    else:
+        refuse_changes(checkpoint, config)
     experiment = build_experiment(config, env, eval_env)
     try:
-        restore(experiment, checkpoint, in_flight=env is None)
+        restore(experiment, checkpoint, in_flight=env is None, learner_only=learner_only)
     except BaseException:
         experiment.close()
         raise
     return experiment, checkpoint
 
 
-def config_of(checkpoint: Checkpoint, *, trust: bool) -> TrainConfig:
-    """The config that a checkpoint was written with."""
-    return resolve([Layer(checkpoint.config, str(checkpoint.path / CONFIG), trusted=trust)])
+def config_of(checkpoint: Checkpoint, *, trust: bool, **changes: Any) -> TrainConfig:
+    """The config that a checkpoint was written with, with changes."""
+    saved = Layer(checkpoint.config, str(checkpoint.path / CONFIG), trusted=trust)
+    return resolve([saved, Layer(changes, "changes")])
 
 
-def restore(experiment: Experiment, checkpoint: Checkpoint, *, in_flight: bool = True) -> None:
+def restore(
+    experiment: Experiment, checkpoint: Checkpoint, *, in_flight: bool = True, learner_only: bool = False
+) -> None:
     """Put a checkpoint's state into an experiment; one that does not fit is an error that names the checkpoint."""
     config = experiment.config
     with _naming(checkpoint, f"does not fit {config.algo} on {config.env_id}"):
-        state = checkpoint.state
+        state = dict(checkpoint.state)
+        eval_state = state.pop("evaluation", None)
         if checkpoint.metadata.get("resume_grade") == WEIGHTS_ONLY:
             state = _completed(experiment, state)
-        elif not in_flight:
-            state = {**state, "collector": {**state["collector"], "in_flight": None}}
+        elif learner_only or not in_flight:
+            replay = {"sampler": None} if learner_only and "sampler" in state else {}
+            state = {**state, **replay, "collector": {**state["collector"], "in_flight": None}}
         experiment.trainer.load_state_dict(state)
         _check_observation(experiment.trainer.collector.obs, experiment)
+    experiment.eval_state = eval_state if in_flight else None
     experiment.trainer.restored_from = str(checkpoint.path)
 
 
@@ -90,7 +135,7 @@ def _check_observation(obs: ArrayObservation | None, experiment: Experiment) -> 
 
 def initialize(experiment: Experiment, path: Path) -> None:
     """Start from the weights and the normalisation of a trained agent; everything else is as in a new run."""
-    checkpoint = find_checkpoint(path)
+    checkpoint = find_checkpoint(path, learner_only=True)
     with _naming(checkpoint, "cannot be started from"):
         _start_from(experiment, checkpoint.state)
 
@@ -150,6 +195,37 @@ def refuse_changes(checkpoint: Checkpoint, config: TrainConfig) -> None:
         )
 
 
+def refuse_edits(written: TrainConfig, where: Path, history: Any, given: Collection[str] = ()) -> None:
+    """A run's config.yaml says how it was started last: settings are changed by giving them to `resume`.
+
+    `history` is that of the run's metadata; `given` are the settings that this resume changes.
+    """
+    starts = [entry for entry in history if isinstance(entry, Mapping)] if isinstance(history, list) else []
+    values = changeable(written)
+    problems = []
+    for name in sorted(values.keys() - set(given)):
+        # the last two: a process may have been killed between its entry in the history and its config.yaml
+        began = [start[name] for start in map(_settings_of, starts[-2:]) if name in start]
+        if began and values[name] not in began:
+            problems.append(
+                f"{where} > {name}: is {values[name]!r}, but the run was started with {began[-1]!r}. Set it back, and "
+                f"give the new value to resume: --{name.replace('_', '-')} (in Python, {name}=...)"
+            )
+    if problems:
+        raise ConfigError(problems)
+
+
+def changeable(config: TrainConfig) -> dict[str, Any]:
+    """The settings that a resumed run may have otherwise than before, apart from where things lie."""
+    return {name: value for name, value in config.to_dict().items() if name in MAY_CHANGE - {"output_dir", "init_from"}}
+
+
+def _settings_of(start: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How a run was started, as far as its history says so; older versions wrote only the number of steps."""
+    settings = start.get("settings")
+    return settings if isinstance(settings, Mapping) else {k: v for k, v in start.items() if k == "total_timesteps"}
+
+
 def _leaves(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(data, Mapping) and data:
         for key, value in data.items():
@@ -165,6 +241,7 @@ def differing_machine(before: Mapping[str, Any], device: str) -> str | None:
     for group in ("versions", "hardware"):
         old = before.get(group) if isinstance(before.get(group), Mapping) else {}
         assert isinstance(old, Mapping)
-        names = [name for name in now[group] if name in old and old[name] != now[group][name] and name != "system"]
+        names = [name for name in now[group] if name in old and old[name] != now[group][name]]
+        names = [name for name in names if name not in SAME_BITS]
         changes += [f"{name} {old[name]} -> {now[group][name]}" for name in names]
     return ", ".join(changes) or None

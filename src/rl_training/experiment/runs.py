@@ -6,17 +6,21 @@ import os
 import socket
 import uuid
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError, ConfigError
-from rl_training.experiment.checkpointing import checkpoints_of, tidy_checkpoints
+from rl_training.experiment.checkpointing import checkpoints_of, put_damaged_aside, recover_checkpoints, steps_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import (
+    Outage,
+    UnwritableError,
     append_line,
+    is_alive,
+    leftovers,
     read_json,
     read_mapping,
     refuse_links,
@@ -64,7 +68,7 @@ class RunDirectory:
             refuse_links(self._places(), within=self.path)
         except (OSError, ValueError) as error:
             raise ConfigError(f"run_dir: '{self.path}' cannot be written to: {error}") from error
-        newest = max((int(path.name[5:]) for path in checkpoints_of(self.path)), default=0)
+        newest = max(steps_of(self.path), default=0)
         if newest > env_steps:
             raise ConfigError(
                 f"run_dir: '{self.path}' holds a run of {newest} steps, and this agent has {env_steps}. Continue that "
@@ -83,19 +87,42 @@ class RunDirectory:
             raise CheckpointError(f"{self.path} is not a run directory: it has no {CONFIG}")
         refuse_links(self._places(), within=self.path)
 
-    def rewind(self, env_steps: int) -> None:
-        """Drop what a run wrote beyond the checkpoint that it goes on from: it will write it again."""
-        rewind_metrics(self.path / METRICS, env_steps)
+    def recover(self) -> None:
+        """Clear up after a process that was killed while it wrote here; for the process that holds the lock."""
+        recover_checkpoints(self.path / "checkpoints")
+        for left in leftovers(self.path).values():
+            for path in left:
+                if path.is_file():
+                    path.unlink()
+
+    def rewind(self, env_steps: int, *, again: bool = False) -> None:
+        """Drop what a run wrote beyond the checkpoint that it goes on from: it will write it again.
+
+        With `again`, also what it wrote at that step: its evaluation was stopped there and is made again.
+        """
+        last = env_steps - 1 if again else env_steps
+        rewind_metrics(self.path / METRICS, last)
         evaluations = self.evaluations()
-        kept = [entry for entry in evaluations if entry["step"] <= env_steps]
+        kept = [entry for entry in evaluations if entry["step"] <= last]
         if len(kept) < len(evaluations):
             write_json(self.path / EVALUATIONS, kept)
-        for path in tidy_checkpoints(self.path / "checkpoints", env_steps):
+        for path in put_damaged_aside(self.path, env_steps):
             warnings.warn(f"a damaged checkpoint was put aside as {path}", stacklevel=2)
 
-    def begin(self, config: TrainConfig, device: str, from_step: int = 0, **facts: Any) -> None:
-        """Write what is known at the start, be it the first one or a resume from a later step."""
-        write_text(self.path / CONFIG, config.to_yaml())
+    def begin(
+        self,
+        config: TrainConfig,
+        device: str,
+        from_step: int = 0,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        learner_only: bool = False,
+        **facts: Any,
+    ) -> None:
+        """Write what is known at the start, be it the first one or a resume from a later step.
+
+        `settings` are those that a resume may change; the history has them for every start.
+        """
         append_line(self.path / COMMAND, command_line())
         before = self.metadata() if (self.path / METADATA).exists() else {}
         data = collect_metadata(device)
@@ -103,7 +130,8 @@ class RunDirectory:
         if not isinstance(earlier, list):
             raise CheckpointError(f"{self.path / METADATA}: is damaged: 'history' is not a list")
         start = {"started": data["created"], "from_step": from_step, "total_timesteps": config.total_timesteps}
-        history = [*earlier, start]
+        start |= {"learner_only": True} if learner_only else {}
+        history = [*earlier, start if settings is None else {**start, "settings": dict(settings)}]
         fresh = {
             "run_id": uuid.uuid4().hex[:12],
             "env_steps": 0,
@@ -114,6 +142,7 @@ class RunDirectory:
             self.path / METADATA,
             {**fresh, **before, **data, "seed": config.seed, **facts, **process, "history": history},
         )
+        write_text(self.path / CONFIG, config.to_yaml())
 
     def update(self, **changes: Any) -> None:
         """Change entries of the metadata."""
@@ -131,7 +160,7 @@ class RunDirectory:
         """running, finished, stopped or failed; `interrupted` if the process is gone without having said so."""
         data = self.metadata()
         status = str(data.get("status", "unknown"))
-        if status == "running" and data.get("host") == socket.gethostname() and not _alive(data.get("pid")):
+        if status == "running" and data.get("host") == socket.gethostname() and not _runs(data.get("pid")):
             return "interrupted"
         return status
 
@@ -162,21 +191,49 @@ class RunDirectory:
 
     def add_evaluation(self, env_steps: int, result: EvaluationResult, **extra: Any) -> None:
         """Append an evaluation; the final one of a step takes the place of an earlier final one."""
-        kept = [
-            entry for entry in self.evaluations() if not (extra and entry.get("final") and entry["step"] == env_steps)
-        ]
-        write_json(self.path / EVALUATIONS, [*kept, {"step": env_steps, **extra, **result.as_dict()}])
+        self.add_evaluations([_entry(env_steps, result, **extra)])
+
+    def add_evaluations(self, entries: list[dict[str, Any]]) -> None:
+        """Append several at once, as `_entry` makes them."""
+        finals = [entry["step"] for entry in entries if entry.get("final")]
+        kept = [entry for entry in self.evaluations() if not (entry.get("final") and entry["step"] in finals)]
+        write_json(self.path / EVALUATIONS, [*kept, *entries])
 
 
 @dataclass
 class EvaluationLog(Callback):
-    """Writes evaluations.json."""
+    """Writes evaluations.json. What a full disk does not take is written with the next one."""
 
+    transient: ClassVar[tuple[str, ...]] = ("waiting", "outage")
     run_dir: RunDirectory
+    waiting: list[dict[str, Any]] = field(default_factory=list, init=False)
+    outage: Outage = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outage = Outage(str(self.run_dir.path / EVALUATIONS))
 
     def on_evaluation(self, run: RunView, result: EvaluationResult) -> None:
         """See `Callback.on_evaluation`."""
-        self.run_dir.add_evaluation(run.env_steps, result)
+        self.waiting.append(_entry(run.env_steps, result))
+        self._write()
+
+    def close(self) -> None:
+        """See `Callback.close`."""
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            if self.waiting:
+                self.run_dir.add_evaluations(self.waiting)
+        except UnwritableError as error:
+            self.outage.began(error, "evaluations are kept in memory until there is room")
+        else:
+            self.waiting.clear()
+            self.outage.ended()
+
+
+def _entry(env_steps: int, result: EvaluationResult, **extra: Any) -> dict[str, Any]:
+    return {"step": env_steps, **extra, **result.as_dict()}
 
 
 def find_runs(root: Path) -> list[RunDirectory]:
@@ -189,13 +246,5 @@ def _is_evaluation(entry: Any) -> bool:
     return isinstance(entry, dict) and type(entry.get("step")) is int and isinstance(entry.get("mean"), float)
 
 
-def _alive(pid: Any) -> bool:
-    if type(pid) is not int or pid < 1:
-        return False
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
+def _runs(pid: Any) -> bool:
+    return type(pid) is int and is_alive(pid)

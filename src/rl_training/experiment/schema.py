@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import types
 import typing
+import unicodedata
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -145,6 +146,8 @@ def convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
             plain(value, where, problems) if isinstance(value, Mapping) else _wrong(where, "a mapping", value, problems)
         )
         return data if len(problems) == count else INVALID
+    if hint in (str, Path) and isinstance(value, (str, Path)) and any(map(_is_control, str(value))):
+        return _wrong(where, "text without control characters", value, problems)
     if hint is Path and isinstance(value, (str, Path)):
         return Path(value)
     if hint is bool:
@@ -247,6 +250,11 @@ def _check_range(field: dataclasses.Field[Any], value: Any, where: str, problems
                 found.append(f"{where}: {text}, got {item}")
     problems += found
     return not found
+
+
+def _is_control(character: str) -> bool:
+    """Whether a terminal would act on it; such text is shown in help and tables."""
+    return unicodedata.category(character) == "Cc" and character not in "\n\t"
 
 
 def _is_number(value: Any) -> bool:

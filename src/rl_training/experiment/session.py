@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import signal
 import sys
 import threading
@@ -13,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError, ConfigError
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.contracts.schedule import Schedule
@@ -34,7 +34,8 @@ from rl_training.experiment.checkpointing import (
     find_checkpoint,
     save_checkpoint,
 )
-from rl_training.experiment.config import Layer, TrainConfig, read_config, resolve
+from rl_training.experiment.config import Layer, TrainConfig, resolve
+from rl_training.experiment.files import UnwritableError
 from rl_training.experiment.lock import run_lock
 from rl_training.experiment.logging import (
     JsonlLogger,
@@ -51,17 +52,21 @@ from rl_training.experiment.logging import (
 from rl_training.experiment.metadata import collect_metadata
 from rl_training.experiment.profiling import Profiler, watched_methods
 from rl_training.experiment.restoring import (
+    changeable,
     differing_machine,
     initialize,
     refuse_changes,
+    refuse_edits,
     require_environment,
     restore,
 )
 from rl_training.experiment.runs import CONFIG, METRICS, EvaluationLog, RunDirectory, make_run_dir
 from rl_training.experiment.video import VideoCallback, require_video
+from rl_training.experiment.yaml_io import read_yaml
 from rl_training.runtime.callbacks import (
     Callback,
     CallbackLike,
+    EvaluateFn,
     EvaluationCallback,
     Every,
     StopAfterSeconds,
@@ -69,6 +74,7 @@ from rl_training.runtime.callbacks import (
     StopOnReward,
     as_callbacks,
 )
+from rl_training.runtime.evaluator import EvaluationStoppedError
 from rl_training.runtime.trainer import Trainer, TrainResult
 
 Callbacks = CallbackLike | Sequence[CallbackLike] | None
@@ -121,33 +127,66 @@ def resume(
     callback: Callbacks = None,
     progress: bool = True,
     trust: bool = False,
+    learner_only: bool = False,
     **changes: Any,
 ) -> TrainResult:
     """Continue a run from its newest good checkpoint, in the same run directory.
 
     `env` is needed for runs whose environment was an object. `trust` allows the run's config to name a module to
-    import (`package:Env-v0`). Other settings that may change (`eval_every`, `device`, ...) are given by keyword.
+    import (`package:Env-v0`) and to log to W&B or MLflow. With `learner_only`, the replay and the episodes in flight
+    are not read: the run goes on from the weights and the optimizer of its newest checkpoint even if these are damaged.
+    Other settings that may change (`eval_every`, `device`, ...) are given by keyword.
     """
     run_dir = RunDirectory(Path(path))
     run_dir.require()
-    config = read_config(run_dir.path / CONFIG, trust=trust or env is not None)
     if total_timesteps is not None:
         changes["total_timesteps"] = total_timesteps
-    config = resolve([Layer(config.to_dict(), str(run_dir.path / CONFIG)), Layer(changes, "resume")])
+    source, rest = str(run_dir.path / CONFIG), read_yaml(run_dir.path / CONFIG)
+    written = resolve([Layer(rest, source)])  # only compared
+    rest = dict(rest)
+    place = {str(name): rest.pop(name) for name in ("env_id", "env_kwargs") if name in rest}  # an `env` replaces it
+    layers = [Layer(rest, source, trust), Layer(place, source, trust or env is not None), Layer(changes, "resume")]
+    config = resolve(layers)
     with run_lock(run_dir.path):
-        checkpoint = find_checkpoint(run_dir.path)
+        run_dir.recover()
+        with _offering_learner_only(run_dir, learner_only):
+            checkpoint = find_checkpoint(run_dir.path, learner_only=learner_only)
         require_environment(checkpoint, env)
         refuse_changes(checkpoint, config)
+        refuse_edits(written, run_dir.path / CONFIG, run_dir.metadata().get("history"), changes)
         experiment = build_experiment(config, env, eval_env)
         try:
-            restore(experiment, checkpoint)
+            with _offering_learner_only(run_dir, learner_only):
+                restore(experiment, checkpoint, learner_only=learner_only)
             _refuse_finished(run_dir, experiment)
             _say_if_bits_may_differ(run_dir, experiment)
-            run_dir.rewind(experiment.trainer.env_steps)
+            trainer = experiment.trainer
+            run_dir.rewind(trainer.env_steps, again=EvaluationLog.__name__ in trainer.undone)
             total = config.total_timesteps
-            return run_experiment(experiment, total, run_dir=run_dir, callback=callback, progress=progress)
+            return run_experiment(
+                experiment, total, run_dir=run_dir, callback=callback, progress=progress, learner_only=learner_only
+            )
         finally:
             experiment.close()
+
+
+@contextmanager
+def _offering_learner_only(run_dir: RunDirectory, learner_only: bool) -> Iterator[None]:
+    """Where the weights of a run that cannot be resumed are intact, the error says how to go on from them."""
+    try:
+        yield
+    except CheckpointError as error:
+        if learner_only:
+            raise
+        try:
+            newest = find_checkpoint(run_dir.path, learner_only=True)
+        except CheckpointError:
+            raise error from None
+        raise CheckpointError(
+            f"{error}. The weights and the optimizer in {newest.path.name} are intact. To go on from them with an "
+            f"empty replay and new episodes: rl-training resume {run_dir.path} --learner-only "
+            "(in Python, learner_only=True)"
+        ) from error
 
 
 def _refuse_finished(run_dir: RunDirectory, experiment: Experiment) -> None:
@@ -189,12 +228,14 @@ def describe_environment(experiment: Experiment) -> dict[str, Any]:
 def save_experiment(experiment: Experiment, path: Path) -> Path:
     """Write the whole state of an experiment as a checkpoint."""
     state = experiment.trainer.state_dict()
+    if experiment.eval_state is not None:
+        state["evaluation"] = experiment.eval_state
     about = {
         **collect_metadata(str(experiment.device)),
         "seed": experiment.config.seed,
         "environment": describe_environment(experiment),
         "env_steps": experiment.trainer.env_steps,
-        "resume_grade": _grade(state),
+        "resume_grade": _grade(experiment, state),
     }
     return save_checkpoint(path, state, experiment.config.to_dict(), about)
 
@@ -232,11 +273,12 @@ def save_weights(experiment: Experiment, path: Path) -> Path:
     return save_checkpoint(path, state, config.replace(**elsewhere).to_dict(), about)
 
 
-def _grade(state: dict[str, Any]) -> str:
+def _grade(experiment: Experiment, state: dict[str, Any]) -> str:
     """What a resume from this state will be."""
     if state.get("sampler", ...) is None:
         return LEARNER_ONLY
-    return EPISODE_BOUNDARY if state["collector"]["in_flight"] is None else EXACT
+    evaluations_differ = experiment.config.eval_every and experiment.eval_obstacle is not None
+    return EPISODE_BOUNDARY if state["collector"]["in_flight"] is None or evaluations_differ else EXACT
 
 
 def run_experiment(
@@ -247,6 +289,7 @@ def run_experiment(
     callback: Callbacks = None,
     progress: bool = True,
     profiler: Profiler | None = None,
+    learner_only: bool = False,
 ) -> TrainResult:
     """Train until `total_timesteps`. With a run directory, everything is written there; without, nothing is."""
     config, trainer = experiment.config, experiment.trainer
@@ -261,7 +304,16 @@ def run_experiment(
             said = f"resume grade: {grade}" + (f" ({obstacle})" if obstacle else "")
         environment = describe_environment(experiment)
         steps = experiment.trainer.env_steps
-        run_dir.begin(this, str(experiment.device), steps, environment=environment, resume_grade=grade)
+        run_dir.begin(
+            this,
+            str(experiment.device),
+            steps,
+            settings=changeable(this),
+            learner_only=learner_only,
+            environment=environment,
+            resume_grade=grade,
+            accelerate=experiment.acceleration(),
+        )
     _warn_if_schedules_are_over(experiment)
     try:
         user = as_callbacks(callback)
@@ -274,24 +326,32 @@ def run_experiment(
             if said:  # from here on, a signal lets the run save itself
                 _say(said)
             result = trainer.run(total_timesteps, callbacks, new=user)
-        if config.eval_every and not result.interrupted:
-            result.final_evaluation = _final_evaluation(experiment)
+            if config.eval_every and not result.interrupted:
+                _evaluate_at_the_end(experiment, result)
     except BaseException as error:
         if run_dir is not None:
-            _record_failure(run_dir, trainer.env_steps, error)
+            _record_failure(run_dir, experiment, error)
         raise
     if run_dir is not None:
-        if result.final_evaluation is not None:
-            run_dir.add_evaluation(trainer.env_steps, result.final_evaluation, final=True)
         result.run_dir = run_dir.path
         result.checkpoint_path = max(checkpoints_of(run_dir.path), key=lambda path: int(path.name[5:]), default=None)
-        run_dir.update(
-            status="stopped" if result.interrupted else "finished",
-            env_steps=trainer.env_steps,
-            best_return=result.best_return,
-            stop_reason=result.stop_reason,
-        )
+        try:
+            _record_end(run_dir, experiment, result)
+        except UnwritableError as error:
+            warnings.warn(f"the run has ended and is saved, but that could not be recorded: {error}", stacklevel=2)
     return result
+
+
+def _record_end(run_dir: RunDirectory, experiment: Experiment, result: TrainResult) -> None:
+    if result.final_evaluation is not None:
+        run_dir.add_evaluation(result.env_steps, result.final_evaluation, final=True)
+    run_dir.update(
+        status="stopped" if result.interrupted else "finished",
+        env_steps=result.env_steps,
+        best_return=result.best_return,
+        stop_reason=result.stop_reason,
+        accelerate=experiment.acceleration(),
+    )
 
 
 @contextmanager
@@ -306,23 +366,43 @@ def _profiled(
         with profiler.watching(watched_methods(experiment, callbacks)):
             yield
     finally:
-        profiler.write(run_dir.path)
+        try:
+            profiler.write(run_dir.path)
+        except UnwritableError as error:
+            warnings.warn(str(error), stacklevel=2)
         _say(profiler.table())
 
 
-def _final_evaluation(experiment: Experiment) -> EvaluationResult:
-    config = experiment.config
+def _evaluate_at_the_end(experiment: Experiment, result: TrainResult) -> None:
+    """The final evaluation. If a signal stops it, a resume makes it; a run that ended early for good goes without."""
+    config, trainer = experiment.config, experiment.trainer
     seed = draw_seed(random_stream(config.seed, "final evaluation"))
-    with using_threads(config.num_threads):
-        return experiment.evaluator.evaluate(
-            experiment.trainer.policy, config.eval_episodes, deterministic=config.eval_deterministic, seed=seed
+    try:
+        result.final_evaluation = _stoppable(experiment)(
+            trainer.policy, config.eval_episodes, deterministic=config.eval_deterministic, seed=seed
         )
+    except EvaluationStoppedError:
+        if trainer.env_steps < trainer.total_timesteps:
+            warnings.warn(f"there is no final evaluation: {trainer.signal} stopped it", stacklevel=2)
+        else:
+            assert trainer.signal is not None
+            result.interrupted, result.stop_reason = True, trainer.signal
 
 
-def _record_failure(run_dir: RunDirectory, env_steps: int, error: BaseException) -> None:
+def _stoppable(experiment: Experiment) -> EvaluateFn:
+    """The run's evaluations, which stop when a signal has come."""
+    return functools.partial(experiment.evaluator.evaluate, stop=lambda: experiment.trainer.signal is not None)
+
+
+def _record_failure(run_dir: RunDirectory, experiment: Experiment, error: BaseException) -> None:
     """Write down how a run ended; on a full disk this fails as well, which must not hide the first error."""
     try:
-        run_dir.update(status="failed", env_steps=env_steps, error=f"{type(error).__name__}: {error}")
+        run_dir.update(
+            status="failed",
+            env_steps=experiment.trainer.env_steps,
+            error=f"{type(error).__name__}: {error}",
+            accelerate=experiment.acceleration(),
+        )
     except CheckpointError as second:
         error.add_note(f"That the run failed could not be recorded: {second}")
     else:
@@ -364,7 +444,7 @@ def _callbacks(
     if config.eval_every:
         callbacks.append(
             EvaluationCallback(
-                experiment.evaluator.evaluate,
+                _stoppable(experiment),
                 Every(config.eval_every),
                 config.eval_episodes,
                 config.eval_deterministic,
@@ -415,6 +495,7 @@ def _file_callbacks(experiment: Experiment, run_dir: RunDirectory) -> list[Callb
                 Every(config.video_every),
                 config.seed,
                 config.eval_deterministic,
+                stop=lambda: experiment.trainer.signal is not None,
             )
         )
     return callbacks
@@ -422,7 +503,7 @@ def _file_callbacks(experiment: Experiment, run_dir: RunDirectory) -> list[Callb
 
 @contextmanager
 def _stop_on_signals(trainer: Trainer) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the run after this iteration, a second SIGINT at once."""
+    """The first SIGINT or SIGTERM ends the run after this iteration, or its evaluation; a second SIGINT at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -6,10 +6,10 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -18,6 +18,7 @@ from rl_training.contracts.errors import EnvError, MissingExtraError
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.envs.rendering import ReadableRender
 from rl_training.envs.vector import AutoresetAdapter
+from rl_training.experiment.files import Outage
 from rl_training.runtime.callbacks import Callback, Every, RunView
 from rl_training.runtime.evaluator import Evaluator
 
@@ -53,13 +54,17 @@ def recording_env(
 
 @dataclass
 class VideoCallback(Callback):
-    """Films one episode every so many steps."""
+    """Films one episode every so many steps. A film that cannot be written (a full disk) is reported and left out."""
 
+    transient: ClassVar[tuple[str, ...]] = ("outage",)
     make_evaluator: Callable[[str], Evaluator]
     """An evaluator whose environment records, given the prefix of its files."""
     every: Every
     seed: int = 0
     deterministic: bool = True
+    stop: Callable[[], bool] | None = None
+    """Whether to stop filming; the film is made again after the resume."""
+    outage: Outage = field(default_factory=lambda: Outage("a film"), init=False)
 
     def on_start(self, run: RunView) -> None:
         """See `Callback.on_start`."""
@@ -67,11 +72,20 @@ class VideoCallback(Callback):
 
     def on_iteration(self, run: RunView) -> None:
         """See `Callback.on_iteration`."""
-        if not self.every.due(run.env_steps):
+        if not self.every.completed(run.env_steps):
             return
+        try:
+            self._film(run)
+        except OSError as error:
+            self.outage.began(error.strerror or error, "this film is missing")
+        else:
+            self.outage.ended("earlier ones are missing")
+
+    def _film(self, run: RunView) -> None:
         evaluator = self.make_evaluator(f"step-{run.env_steps}")
         try:
             seed = draw_seed(random_stream(self.seed, "video", run.env_steps))
-            evaluator.evaluate(run.policy, 1, deterministic=self.deterministic, seed=seed)
+            evaluator.evaluate(run.policy, 1, deterministic=self.deterministic, seed=seed, stop=self.stop)
         finally:
             evaluator.close()
+        self.every.last = run.env_steps

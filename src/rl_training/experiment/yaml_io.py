@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from rl_training.contracts.errors import ConfigError
+from rl_training.experiment.files import read_text
 
 MAX_DEPTH = 50
 """How deeply a file may be nested."""
@@ -24,8 +25,9 @@ _RULES = (
     ("tag:yaml.org,2002:int", r"^[-+]?(?:0|[1-9][0-9_]*)$", "-+0123456789"),
     (
         "tag:yaml.org,2002:float",
-        r"^(?:[-+]?(?:[0-9][0-9_]*)?\.?[0-9][0-9_]*(?:[eE][-+]?[0-9]+)|[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?"
-        r"|[-+]?\.[0-9][0-9_]*|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+        # after each character only one way to go on, so that a long text takes no longer than its length
+        r"^(?:[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?"
+        r"|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN))$",
         "-+0123456789.",
     ),
 )
@@ -64,12 +66,12 @@ for _tag, _pattern, _first in _RULES:
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys: list[Any] = []
+    keys: set[Any] = set()
     for key_node, _ in node.value:
         key = loader.construct_object(key_node)
         if key in keys:
             raise yaml.constructor.ConstructorError(None, None, f"duplicate key '{key}'", key_node.start_mark)
-        keys.append(key)
+        keys.add(key)
     return loader.construct_mapping(node, deep=True)
 
 
@@ -91,7 +93,7 @@ def parse_yaml(text: str, source: str) -> Any:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A mapping from a YAML file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text file"
         raise ConfigError(f"{path}: cannot be read: {reason}") from error

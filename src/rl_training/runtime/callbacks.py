@@ -141,10 +141,14 @@ class Every(Stateful):
 
     def due(self, env_steps: int) -> bool:
         """Whether another period has been completed since the last time this was true."""
-        if self.period <= 0 or env_steps // self.period <= self.last // self.period:
+        if not self.completed(env_steps):
             return False
         self.last = env_steps
         return True
+
+    def completed(self, env_steps: int) -> bool:
+        """What `due` will say, without taking note of it."""
+        return self.period > 0 and env_steps // self.period > self.last // self.period
 
 
 class EvaluateFn(Protocol):
@@ -168,12 +172,13 @@ class EvaluationCallback(Callback):
 
     def on_iteration(self, run: RunView) -> None:
         """See `Callback.on_iteration`."""
-        if self.every.due(run.env_steps):
+        if self.every.completed(run.env_steps):
             # fresh start states each time, from a counter that is saved
             seed = draw_seed(random_stream(self.seed, "evaluation", self.num_evaluations))
-            self.num_evaluations += 1
             began = time.perf_counter()
             result = self.evaluate(run.policy, self.num_episodes, deterministic=self.deterministic, seed=seed)
+            self.every.last = run.env_steps  # not before: one that a signal stopped is made again after the resume
+            self.num_evaluations += 1
             run.record({"time/evaluation_seconds": time.perf_counter() - began})
             run.report_evaluation(result)
 

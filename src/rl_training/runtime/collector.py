@@ -161,6 +161,8 @@ class Collector(Stateful):
         self.obs: ArrayObservation | None = None
         self.policy_state: Any = None
         self.episode_start = np.ones(env.num_envs, np.bool_)
+        self.saves_episodes = True
+        """Whether episodes in flight are kept in the state; not where it is known that they cannot be restored."""
 
     def reset(self) -> None:
         """Begin new episodes everywhere, from the next seed of the environment stream."""
@@ -252,9 +254,9 @@ class Collector(Stateful):
     def state_dict(self) -> dict[str, Any]:
         """Streams, normalisers and statistics; episodes in flight where the environments can be snapshotted."""
         state = super().state_dict()
-        snapshot = None if self.obs is None else self.env.take_snapshot()
+        snapshot = self.env.take_snapshot() if self.obs is not None and self.saves_episodes else ""
         state["in_flight"] = None
-        if self.obs is not None and not isinstance(snapshot, str):
+        if not isinstance(snapshot, str):
             state["in_flight"] = {
                 "obs": self.obs, "episode_start": self.episode_start, "env": snapshot, "policy": self.policy_state,
             }  # fmt: skip

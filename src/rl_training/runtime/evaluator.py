@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -15,6 +18,10 @@ from rl_training.runtime.collector import Episode, EpisodeStatistics, to_tensors
 from rl_training.runtime.guards import check_step
 
 
+class EvaluationStoppedError(Exception):
+    """An evaluation that was stopped before its end. It has no result."""
+
+
 class Evaluator:
     """Runs a policy for a number of episodes.
 
@@ -23,6 +30,10 @@ class Evaluator:
 
     With probability `epsilon` an action is the random policy's instead: without it a deterministic policy may go round
     in circles for ever in a game that is deterministic as well.
+
+    Environments may keep what a reset does not take back: statistics of observations, random streams of their own. So
+    they are put into the state `before_use` (see `Environments.take_snapshot`) for each evaluation, or made anew by
+    `remake`. With neither, equal seeds give equal episodes only if a reset with a seed determines the environment.
     """
 
     def __init__(
@@ -34,17 +45,27 @@ class Evaluator:
         obs_normalizer: ObservationNormalizer | None = None,
         random_policy: Policy | None = None,
         epsilon: float = 0.0,
+        before_use: Any = None,
+        remake: Callable[[], Environments] | None = None,
     ) -> None:
         self.env = env
         self.actions = actions
         self.device = device or torch.device("cpu")
         self.obs_normalizer = obs_normalizer
         self.random_policy, self.epsilon = random_policy, epsilon
+        self.before_use, self.remake = before_use, remake
 
     def evaluate(
-        self, policy: Policy, num_episodes: int = 10, *, deterministic: bool = True, seed: int = 0
+        self,
+        policy: Policy,
+        num_episodes: int = 10,
+        *,
+        deterministic: bool = True,
+        seed: int = 0,
+        stop: Callable[[], bool] | None = None,
     ) -> EvaluationResult:
-        """Returns and lengths of `num_episodes` whole episodes."""
+        """Returns and lengths of `num_episodes` whole episodes; `EvaluationStoppedError` as soon as `stop` is true."""
+        self._prepare()
         rng = random_stream(seed, "evaluation")
         num_envs = self.env.num_envs
         quota = np.full(num_envs, num_episodes // num_envs) + (np.arange(num_envs) < num_episodes % num_envs)
@@ -53,6 +74,8 @@ class Evaluator:
         obs = self.env.reset(seed=draw_seed(rng))
         state, episode_start = None, np.ones(num_envs, np.bool_)
         while quota.any():
+            if stop is not None and stop():
+                raise EvaluationStoppedError
             tensors = to_tensors(self._policy_obs(obs), self.device)
             out = policy.act(
                 tensors,
@@ -77,6 +100,14 @@ class Evaluator:
             lengths=[episode.length for episode in episodes],
             successes=[episode.success for episode in episodes if episode.success is not None],
         )
+
+    def _prepare(self) -> None:
+        """Environments as if no evaluation had been before."""
+        if self.before_use is not None:
+            self.env.restore_snapshot(self.before_use)
+        elif self.remake is not None:
+            self.env.close()
+            self.env = self.remake()
 
     def _policy_obs(self, obs: ArrayObservation) -> ArrayObservation:
         return obs if self.obs_normalizer is None else self.obs_normalizer(obs)

@@ -1,4 +1,8 @@
-"""NaN and infinity are found where they appear, with the step, the environment and the quantity."""
+"""NaN and infinity are found where they appear, with the step, the environment and the quantity.
+
+Networks and buffers compute in float32. A number of float64 that is larger than float32 can hold would become infinity
+there, and counts as such.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,13 @@ from rl_training.contracts.batches import Metrics
 from rl_training.contracts.environment import VectorStep
 from rl_training.contracts.errors import NonFiniteError
 
+LARGEST = float(np.finfo(np.float32).max)
 When = int | str
 """For messages: the number of environment steps so far, or the occasion in words."""
 
 
 def check_step(step: VectorStep, when: When) -> None:
-    """Refuse rewards and observations (also last ones of an episode) that are not finite."""
+    """Refuse rewards and observations (also last ones of an episode) that are not finite in float32."""
     _check("reward", step.reward, None, when)
     check_observation(step.obs, None, when)
     if step.final_obs is not None:
@@ -24,7 +29,7 @@ def check_step(step: VectorStep, when: When) -> None:
 
 
 def check_observation(obs: ArrayObservation, envs: AnyArray | None, when: When) -> None:
-    """Refuse observations that are not finite, of the environments with these numbers (None: of all)."""
+    """Refuse observations that are not finite in float32, of the environments with these numbers (None: of all)."""
     if isinstance(obs, dict):
         for key, part in obs.items():
             _check(f"observation '{key}'", part, envs, when)
@@ -35,13 +40,15 @@ def check_observation(obs: ArrayObservation, envs: AnyArray | None, when: When) 
 def _check(quantity: str, values: AnyArray, envs: AnyArray | None, when: When) -> None:
     if values.dtype.kind != "f":
         return
-    if np.count_nonzero(np.isfinite(values)) == values.size:  # quicker on few numbers than `.all()`
+    fits = np.isfinite(values) if values.dtype.itemsize <= 4 else np.abs(values) <= LARGEST
+    if np.count_nonzero(fits) == values.size:  # quicker on few numbers than `.all()`
         return
     when = when if isinstance(when, str) else f"after {when} environment steps"
     envs = np.arange(len(values)) if envs is None else envs
-    rows = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    rows = ~fits.reshape(len(values), -1).all(axis=1)
     numbers = ", ".join(str(number) for number in envs[rows])
-    raise NonFiniteError(f"environment {numbers}: the {quantity} is not finite, {when}: {values[rows][0]}")
+    problem = "not finite" if not np.isfinite(values).all() else f"larger than float32 can hold ({LARGEST:.4g})"
+    raise NonFiniteError(f"environment {numbers}: the {quantity} is {problem}, {when}: {values[rows][0]}")
 
 
 def check_update(metrics: Metrics, env_steps: int) -> None:

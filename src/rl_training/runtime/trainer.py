@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from rl_training.contracts.state import Stateful, check_keys, check_plain
 from rl_training.policies.changes import NetworkChanges
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector
+from rl_training.runtime.evaluator import EvaluationStoppedError
 
 
 @dataclass
@@ -73,12 +74,14 @@ class Trainer(Stateful, ABC):
         self._latest: Metrics = {}
         self._total = 0
         self._stop_reason: str | None = None
-        self._interrupted = False
+        self._signal: str | None = None
         self._recorded: dict[str, float] = {}
         self._timers = Timers()
         self._callback_state: dict[str, Any] = {}
         self._just_restored = False
         self._changes = NetworkChanges(algorithm)
+        self.undone: list[str] = []
+        """Names of callbacks that a signal kept from this iteration: the next `run` calls them first."""
         self.restored_from = "the saved state"
         """Where the state was read from, for messages."""
 
@@ -97,7 +100,7 @@ class Trainer(Stateful, ABC):
         keep_memory()
         self.callbacks = list(callbacks)
         self._total = total_timesteps
-        self._stop_reason, self._interrupted = None, False
+        self._stop_reason = self._signal = None
         self._timers = Timers()
         if self.progress.horizon == 0:
             self.progress.horizon = total_timesteps
@@ -108,19 +111,35 @@ class Trainer(Stateful, ABC):
             self._restore_callbacks(new)
             for callback in self.callbacks:
                 callback.on_start(self)
+            if self.undone:
+                self._call_back(self.undone)
             while self.env_steps < total_timesteps and self._stop_reason is None:
                 before = self.env_steps
                 if self._changes.found():
                     self._changes.take_over()
                 self.iterate()
                 self._timers.steps += self.env_steps - before
-                for callback in self.callbacks:
-                    callback.on_iteration(self)
+                self._call_back(_named(self.callbacks))
             for callback in self.callbacks:
                 callback.on_stop(self)
         self._callback_state = self._read_callbacks()
         reason = self._stop_reason or "finished"
         return TrainResult(self.env_steps, self.metrics(), reason, self.interrupted, self.best_return)
+
+    def _call_back(self, names: Iterable[str]) -> None:
+        """Call these callbacks after an iteration.
+
+        If a signal stops one in the middle of an evaluation, it and those after it are called after the resume: they
+        have seen nothing of this iteration, so the resumed run is the same as one that was never interrupted.
+        """
+        waiting, self.undone = [(name, call) for name, call in _named(self.callbacks).items() if name in names], []
+        for place, (_, callback) in enumerate(waiting):
+            try:
+                callback.on_iteration(self)
+            except EvaluationStoppedError:
+                if self._stop_reason == self._signal:
+                    self.undone = [name for name, _ in waiting[place:]]
+                    return
 
     # The view of the run that callbacks get (`RunView`)
 
@@ -156,8 +175,14 @@ class Trainer(Stateful, ABC):
 
     @property
     def interrupted(self) -> bool:
-        """See `RunView.interrupted`. A signal that arrives with the last step does not undo the run."""
-        return self._interrupted and self.env_steps < self._total
+        """See `RunView.interrupted`. A signal does not interrupt a run that has nothing left to do."""
+        is_early = self.env_steps < self._total or bool(self.undone)
+        return self._signal is not None and self._stop_reason == self._signal and is_early
+
+    @property
+    def signal(self) -> str | None:
+        """The name of the signal that asked the run to end, if one did: an evaluation then stops at once."""
+        return self._signal
 
     def record(self, metrics: Mapping[str, float]) -> None:
         """See `RunView.record`."""
@@ -183,13 +208,14 @@ class Trainer(Stateful, ABC):
             callback.on_evaluation(self, result)
 
     def stop(self, reason: str) -> None:
-        """See `RunView.stop`."""
-        self._stop_reason = self._stop_reason or reason
+        """See `RunView.stop`. What ends a run for good counts more than a signal, after which it would be resumed."""
+        if self._stop_reason in (None, self._signal):
+            self._stop_reason = reason
 
-    def interrupt(self, reason: str) -> None:
-        """End the run after this iteration, to be resumed later."""
-        self._interrupted = True
-        self.stop(reason)
+    def interrupt(self, name: str) -> None:
+        """End the run after this iteration, to be resumed later. `name` is that of the signal."""
+        self._signal = name
+        self._stop_reason = self._stop_reason or name
 
     def state_dict(self) -> dict[str, Any]:
         """State of all parts; callbacks by their class name, so that a resumed run may have others."""
@@ -200,11 +226,15 @@ class Trainer(Stateful, ABC):
             "best_return": self.best_return,
             "metrics": {name: float(value) for name, value in {**self._latest, **self._lasting()}.items()},
             "callbacks": self._read_callbacks(),
+            **({"undone": list(self.undone)} if self.undone else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore all parts. Callbacks get theirs when the next `run` knows them."""
-        check_keys("the run", ("algorithm", "collector", "progress", "best_return", "metrics", "callbacks"), state)
+        state = {"undone": [], **state}
+        names = ("algorithm", "collector", "progress", "best_return", "metrics", "callbacks", "undone")
+        check_keys("the run", names, state)
+        check_plain("the callbacks that were not called", list[str], state["undone"])
         check_plain("the best return", float | None, state["best_return"])
         check_plain("the metrics", dict[str, float], state["metrics"])
         check_plain("the state of callbacks", dict[str, dict[str, Any]], state["callbacks"])
@@ -213,6 +243,7 @@ class Trainer(Stateful, ABC):
         self.progress.load_state_dict(state["progress"])
         self._best_return, self._callback_state = state["best_return"], state["callbacks"]
         self._latest = dict(state["metrics"])
+        self.undone = list(state["undone"])
         self._just_restored = True
 
     def _restore_callbacks(self, new: Sequence[Callback]) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 
 from rl_training.contracts.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.experiment.config import TrainConfig, read_config
-from rl_training.experiment.files import safe_name
+from rl_training.experiment.files import refuse_links, safe_name
 from rl_training.experiment.lock import lock_owner, run_lock
 from rl_training.experiment.logging import last_metrics
 from rl_training.experiment.runs import CONFIG, METRICS, RunDirectory, find_runs
@@ -209,6 +209,7 @@ class Benchmark:
     def _start(self, job: Job, run: RunDirectory | None) -> None:
         command = [sys.executable, "-P", "-m", "rl_training.zoo.worker", self.suite.name, job.task.name, str(job.seed)]
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        refuse_links([self.log_file(job)], within=self.directory)
         with open(self.log_file(job), "ab") as log:
             job.process = subprocess.Popen(
                 command,
@@ -219,7 +220,7 @@ class Benchmark:
                 start_new_session=True,  # Ctrl-C is for the driver, which tells the workers
             )
         begun = None if run is None else str(run.path)
-        order = Order(job.config.to_dict(), self.suite.evaluation.final_episodes, begun)
+        order = Order(job.config.to_dict(), self.suite.evaluation.final_episodes, begun, self.suite.trusted)
         assert job.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it ended at once; its log says why
             job.process.stdin.write(order.line())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl_training.contracts.errors import CheckpointError
-from rl_training.experiment.files import refuse_links
+from rl_training.experiment.files import open_file, refuse_links
 from rl_training.experiment.video import require_video
 from rl_training.zoo.records import RunRecord
 
@@ -82,7 +82,8 @@ def _newest(run: RunRecord, problems: list[str]) -> Film | None:
         if path.stat().st_size > MAX_FILM:
             problems.append(f"{run.name}: {path.name} has {path.stat().st_size / 1e6:.0f} MB and is left out")
             continue
-        data = path.read_bytes()
+        with open_file(path) as file:
+            data = file.read()
         if data[4:8] == b"ftyp":
             return Film(data, f"{path.name}, seed {run.seed}")
         problems.append(f"{run.name}: {path.name} is not a whole mp4 file and is left out")

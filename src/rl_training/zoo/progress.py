@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from rl_training.contracts.text import printable
 from rl_training.zoo.benchmark import Job, Outcome, View
 
 LINE_SECONDS = 30.0
@@ -81,8 +82,15 @@ def _row(job: Job) -> list[str]:
     state = f"[{COLORS[job.state]}]{job.state}[/]" + (f" {share}" if job.state == "training" else "")
     steps = f"{job.steps:,}/{job.config.total_timesteps:,}" if job.result is None else f"{job.result.env_steps:,}"
     if job.note:
-        state += f" ({escape(job.note[:60])})"
-    return [escape(job.task.name), str(job.seed), state, steps, speed, "" if latest is None else f"{latest:.1f}"]
+        state += f" ({escape(printable(job.note[:60]))})"
+    return [
+        escape(printable(job.task.name)),
+        str(job.seed),
+        state,
+        steps,
+        speed,
+        "" if latest is None else f"{latest:.1f}",
+    ]
 
 
 class PlainLines:
@@ -102,7 +110,8 @@ class PlainLines:
             if changed or stale:
                 self._states[job.name], self._shown[job.name] = job.state, now
                 done = sum(other.state == "done" for other in jobs)
-                self.console.print(f"[{done}/{len(jobs)}] {_line(job)}", soft_wrap=True, highlight=False, markup=False)
+                line = printable(f"[{done}/{len(jobs)}] {_line(job)}")
+                self.console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def _line(job: Job) -> str:
@@ -125,5 +134,6 @@ def summary(outcome: Outcome) -> Table:
         scores = task.scores()
         if task.name in wanted and scores:
             each = "  ".join(f"{score:.1f}" for score in scores)
-            table.add_row(escape(task.name), str(len(scores)), task.judge, f"{statistics.median(scores):.1f}", each)
+            name, median = escape(printable(task.name)), f"{statistics.median(scores):.1f}"
+            table.add_row(name, str(len(scores)), task.judge, median, each)
     return table

@@ -19,6 +19,7 @@ from rl_training.algorithms.registry import registry
 from rl_training.contracts.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.contracts.state import MAX_NUMBER
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.files import open_file
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.runs import CONFIG, METRICS, RunDirectory
 from rl_training.experiment.yaml_io import read_yaml
@@ -233,7 +234,7 @@ def _line_count(path: Path) -> int:
     """Whole lines: a last one without its end is being written, or was when the run was killed."""
     if not os.path.lexists(path):
         return 0
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return sum(1 for line in file if line.endswith(b"\n"))
 
 

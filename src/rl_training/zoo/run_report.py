@@ -12,7 +12,7 @@ import numpy as np
 
 from rl_training.contracts.errors import CheckpointError, RLTrainingError
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.files import read_mapping, refuse_links
+from rl_training.experiment.files import read_mapping, read_text, refuse_links
 from rl_training.experiment.profiling import PROFILE
 from rl_training.experiment.runs import COMMAND
 from rl_training.experiment.yaml_io import dump_yaml
@@ -287,7 +287,7 @@ def _commands(run: RunRecord) -> str:
     path = run.path / COMMAND
     try:
         refuse_links([path], within=run.path)
-        return path.read_text(encoding="utf-8", errors="replace")[:20_000] if path.is_file() else ""
+        return read_text(path, errors="replace")[:20_000]
     except (OSError, CheckpointError):
         return ""
 

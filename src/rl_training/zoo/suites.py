@@ -116,6 +116,8 @@ class Suite:
     seeds: int
     evaluation: Protocol
     tasks: tuple[Task, ...]
+    trusted: bool = True
+    """Whether it may name what a stranger's file may not: a module to import, a path, a logger on the network."""
 
     def select(self, patterns: Sequence[str]) -> tuple[Task, ...]:
         """The tasks that were asked for, by the name of their preset, their own, or a pattern; all if none was."""
@@ -205,7 +207,7 @@ def read_suite(path: Path, *, trust: bool = False) -> Suite:
         problems.append(f"{path} > tasks: there are none")
     if problems:
         raise ConfigError(problems)
-    return Suite(safe_name(path.stem), data.description, data.seeds, data.evaluation, tuple(tasks))
+    return Suite(safe_name(path.stem), data.description, data.seeds, data.evaluation, tuple(tasks), trust)
 
 
 def _tasks(data: SuiteFile, where: str, problems: list[str], *, trust: bool) -> Iterator[Task]:

@@ -352,7 +352,8 @@ def _supervise(plan: Plan, study: Study, stop: Stop, say: Progress) -> None:
 
     def start() -> SpawnProcess:
         worker = context.Process(target=_worker, args=(plan, say.deadline), name="tune")
-        worker.start()
+        with _safe_path():
+            worker.start()
         return worker
 
     workers = [start() for _ in range(min(plan.tune.jobs, studies.remaining(study, plan.tune.trials)))]
@@ -379,6 +380,19 @@ def _supervise(plan: Plan, study: Study, stop: Stop, say: Progress) -> None:
             worker.kill()
             worker.join()
     studies.repeat_lost(study, plan)
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Python processes that are started here do not look for modules in the working directory, as `-P` says."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONSAFEPATH"]
+        if before is not None:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _cannot_start(plan: Plan) -> RLTrainingError:

@@ -22,13 +22,14 @@ from typing import Any, ClassVar
 
 from rl_training.algorithms.registry import get_spec
 from rl_training.api import facades
-from rl_training.api.agent import Agent, load
+from rl_training.api.agent import Agent, agent_of
 from rl_training.contracts.errors import CheckpointError
 from rl_training.experiment.checkpointing import checkpoints_of
-from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.config import NETWORK_LOGGERS, Layer, TrainConfig, read_config, resolve
 from rl_training.experiment.files import read_mapping, write_text
 from rl_training.experiment.logging import read_metrics
-from rl_training.experiment.runs import METRICS, RunDirectory
+from rl_training.experiment.restoring import load_experiment
+from rl_training.experiment.runs import CONFIG, METRICS, RunDirectory
 from rl_training.experiment.schema import INVALID, build, to_plain
 from rl_training.experiment.session import resume, train
 from rl_training.runtime.callbacks import Callback, RunView
@@ -100,14 +101,21 @@ def measure(config: TrainConfig, final_episodes: int, run: Path | None = None) -
         assert result.run_dir is not None
         run = result.run_dir
     elif not is_trained(RunDirectory(run)):
-        # the driver found the run by its settings, so it names nothing that the suite does not
-        resume(run, callback=Stopwatch(), progress=False, trust=True)
+        _continue(run, config)
     directory = RunDirectory(run)
     if not is_trained(directory):
         return None
     measured = evaluate_run(directory, config, final_episodes)
     write_result(directory, measured)
     return measured
+
+
+def _continue(run: Path, config: TrainConfig) -> None:
+    """Go on with a run, whose files may name nothing that the suite does not: not they are trusted, but the suite."""
+    if identity(read_config(run / CONFIG, trust=True)) != identity(config):
+        raise CheckpointError(f"{run / CONFIG}: has other settings than the suite says")
+    loggers = {name: getattr(config, name) for name in NETWORK_LOGGERS}
+    resume(run, callback=Stopwatch(), progress=False, trust=True, **loggers)
 
 
 def is_trained(run: RunDirectory) -> bool:
@@ -133,8 +141,8 @@ def evaluate_run(run: RunDirectory, config: TrainConfig, episodes: int) -> RunRe
         git_commit=about["git_commit"],
         run=run.path.name,
         untrained=_evaluate(_untrained(config), episodes),
-        final=_evaluate(_load(run.path), episodes),
-        best=_evaluate(_load(best), episodes) if best.is_dir() else None,
+        final=_evaluate(_load(run.path, config), episodes),
+        best=_evaluate(_load(best, config), episodes) if best.is_dir() else None,
         evaluations=[(entry["step"], round(entry["mean"], 3), round(entry["std"], 3)) for entry in curve],
         training_returns=[(entry["step"], _latest_return(training, entry["step"])) for entry in curve],
     )
@@ -168,8 +176,10 @@ def _untrained(config: TrainConfig) -> Agent:
     return agent
 
 
-def _load(path: Path) -> Agent:
-    return load(path, trust=True)
+def _load(path: Path, config: TrainConfig) -> Agent:
+    """An agent of a run, in the environment that the suite says: what the checkpoint says of it is only compared."""
+    experiment, _ = load_experiment(path, config=config)
+    return agent_of(experiment)
 
 
 def _evaluate(agent: Agent, episodes: int) -> Evaluated:
@@ -192,6 +202,8 @@ class Order:
     final_episodes: int
     run: str | None
     """The run directory to go on with, if there is one."""
+    trusted: bool = False
+    """Whether the config may name a module to import, a path, or a logger on the network."""
 
     def line(self) -> bytes:
         """As the first line of the worker's standard input."""
@@ -214,10 +226,8 @@ def main() -> int:
     """Carry out an order. The last line on standard error says why one failed."""
     order = Order(**json.loads(sys.stdin.buffer.readline()))
     stop_with_driver()
-    if os.getcwd() not in sys.path:  # last, so that it hides nothing: where people keep `my_package:MyEnv-v0`
-        sys.path.append(os.getcwd())
     try:
-        config = TrainConfig.from_dict(order.config)
+        config = resolve([Layer(order.config, "suite", trusted=order.trusted)])
         done = measure(config, order.final_episodes, None if order.run is None else Path(order.run))
     except Exception as error:
         traceback.print_exc()

@@ -62,7 +62,7 @@ def check_env(env: EnvLike, *, num_steps: int = 2000, seed: int = 0) -> list[Fin
                     check_single(target, report, num_steps, seed)
         except CannotGoOn:
             pass
-        except Exception as error:  # an environment so unusual that a check of ours stumbled over it
+        except (Exception, SystemExit) as error:  # an environment so unusual that a check of ours stumbled over it
             report.add("error", "check", f"the check could not be finished: {error_text(error)}")
     return report.findings()
 
@@ -76,7 +76,7 @@ def _opened(env: EnvLike, report: Report) -> Iterator[SingleEnv | AnyVectorEnv]:
     try:
         # our own checks say more than the passive checker, and its assertions would come first
         made = make_env(env, {"disable_env_checker": True}) if isinstance(env, str) else env()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise report.fatal("making", f"the environment could not be made: {error_text(error)}") from error
     if not isinstance(made, (gym.Env, VectorEnv)):
         raise report.fatal(
@@ -89,5 +89,5 @@ def _opened(env: EnvLike, report: Report) -> Iterator[SingleEnv | AnyVectorEnv]:
     finally:
         try:
             made.close()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             report.add("error", "closing", f"close() raised {error_text(error)}")

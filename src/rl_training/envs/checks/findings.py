@@ -60,6 +60,6 @@ class Report:
         return sorted(self._found.values(), key=lambda finding: LEVELS.index(finding.level))
 
 
-def error_text(error: Exception) -> str:
+def error_text(error: BaseException) -> str:
     """Type and message of an exception, as at the end of a traceback."""
     return "".join(traceback.format_exception_only(error)).strip()

@@ -37,7 +37,7 @@ class Player:
         """The observation of a reset."""
         try:
             result: Any = self.env.reset(**kwargs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             arguments = ", ".join(f"{key}={value!r}" for key, value in kwargs.items())
             message = f"reset({arguments}) raised {error_text(error)}"
             if isinstance(error, TypeError) and "argument" in str(error) and any(key in str(error) for key in kwargs):
@@ -54,7 +54,7 @@ class Player:
         """The five parts of a step."""
         try:
             result: Any = self.env.step(action)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # wrappers unpack five values before we can count them
             old = isinstance(error, ValueError) and "unpack" in str(error) and "got 4" in str(error)
             message = OLD_STEP if old else f"step({action!r}) raised {error_text(error)}"

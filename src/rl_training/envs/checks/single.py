@@ -19,8 +19,9 @@ from rl_training.envs.checks.playing import (
     digest,
     random_actions,
 )
+from rl_training.envs.encoding import SnapshotError
 from rl_training.envs.factory import SingleEnv
-from rl_training.envs.snapshot import SnapshotError, restore_snapshot, take_snapshot
+from rl_training.envs.snapshot import restore_snapshot, take_snapshot
 
 
 def check_single(env: SingleEnv, report: Report, num_steps: int, seed: int) -> None:
@@ -174,7 +175,7 @@ def _try_snapshot(player: SinglePlayer, actions: Sequence[Any], seed: int) -> st
         return f"{error}: a run that is resumed begins new episodes"
     except CannotGoOn as error:
         return f"the state can be taken, but after it is restored {error}"
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return f"taking or restoring the state raised {error_text(error)}"
     verdict = "restored exactly" if exact else "taken, but other steps follow after it is restored"
     return f"the state in the middle of an episode can be {verdict}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -12,9 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.state import MAX_NUMBER
-from rl_training.experiment.files import require_file, write_text
+from rl_training.experiment.files import Appender, open_file, require_file, write_text
 
 TAIL_BYTES = 16_384
 """More than a line has."""
@@ -24,22 +24,31 @@ class JsonlLogger:
     """Appends lines to a file. NaN and infinity, which JSON does not have, become null."""
 
     def __init__(self, path: Path) -> None:
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        _drop_cut_line(path)
+        self._file = Appender(path)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `Logger.log`."""
         numbers = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         line = {**numbers, "global_step": step, "time/unix": round(time.time(), 3)}
-        try:
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise CheckpointError(f"{self._file.name}: could not be written: {error.strerror}") from error
+        self._file.write(json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:
         """See `Logger.close`."""
-        with contextlib.suppress(OSError):  # a line that could not be written has been reported
-            self._file.close()
+        self._file.close()
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Remove a last line that was cut off by a crash, which the next one would be joined to."""
+    if not os.path.lexists(path):
+        return
+    require_file(path)
+    with open(path, "r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        begin = file.seek(max(0, size - TAIL_BYTES))
+        tail = file.read()
+        if not tail.endswith(b"\n"):
+            file.truncate(begin + tail.rfind(b"\n") + 1)
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
@@ -52,7 +61,7 @@ def last_metrics(path: Path) -> dict[str, Any]:
     if not os.path.lexists(path):
         return {}
     require_file(path)
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
         lines = file.read().split(b"\n")
     for line in reversed(lines):
@@ -79,7 +88,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
     if not os.path.lexists(path):
         return
     require_file(path)
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with io.TextIOWrapper(open_file(path), encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 entry = json.loads(line)

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.contracts.errors import MissingExtraError
+from rl_training.experiment.files import MAX_WAITING, Outage
 
 EXPERIMENT = "rl-training"
 RUN_TAG = "rl_training.run_id"
 STORE, ARTIFACTS = "mlflow.db", "mlartifacts"
+MAX_METRICS = 1000
+"""Numbers that MLflow takes at once."""
 MAX_VALUE = 500
 """Characters of a parameter's value that every MLflow store takes."""
 
@@ -52,6 +55,8 @@ class MlflowLogger:
             self._run = self._client.create_run(experiment, run_name=directory.resolve().name, tags=tags).info.run_id
             self._log_parameters(config)
         self._logged = self._last_steps(found[0].data.metrics if found else {})
+        self._waiting: list[Any] = []
+        self._outage = Outage("the MLflow run")
 
     def _experiment(self, home: Path) -> str:
         from mlflow.exceptions import MlflowException
@@ -88,11 +93,34 @@ class MlflowLogger:
         now = int(time.time() * 1000)
         named = {_name(key): value for key, value in metrics.items() if key != "global_step"}
         new = {name: value for name, value in named.items() if step > self._logged.get(name, -1)}
-        self._client.log_batch(self._run, metrics=[Metric(name, value, now, step) for name, value in new.items()])
+        self._waiting += [Metric(name, value, now, step) for name, value in new.items()]
+        self._send()
+
+    def _send(self) -> None:
+        """Log what waits; what the store does not take (a full disk, no network) is tried again with the next."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            while self._waiting:
+                self._client.log_batch(self._run, metrics=self._waiting[:MAX_METRICS])
+                del self._waiting[:MAX_METRICS]
+        except MlflowException as error:
+            self._waiting = self._waiting[-MAX_WAITING:]
+            reason = str(error).splitlines()[0]
+            self._outage.began(reason, f"up to {MAX_WAITING} numbers are kept in memory and tried again")
+        else:
+            self._outage.ended()
 
     def close(self) -> None:
         """See `Logger.close`."""
-        self._client.set_terminated(self._run, "FAILED" if sys.exc_info()[0] else "FINISHED")
+        from mlflow.exceptions import MlflowException
+
+        failed = sys.exc_info()[0] is not None
+        self._send()
+        try:
+            self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
+        except MlflowException as error:
+            self._outage.began(str(error).splitlines()[0], "its end is not recorded there")
 
 
 def _tags(about: Mapping[str, Any]) -> dict[str, str]:

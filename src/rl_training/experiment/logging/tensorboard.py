@@ -2,38 +2,69 @@
 
 from __future__ import annotations
 
+import io
 import math
+import os
 import shutil
+import socket
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rl_training.experiment.files import Appender
+
 
 class TensorBoardLogger:
     """Writes scalars. TensorBoard is imported only here, when it is used: it is heavy.
+
+    Its own writer works in a thread and ends a run when the disk is full; here events are written like metrics.jsonl.
 
     `history` is what was logged before, from metrics.jsonl: event files cannot be shortened, so after a resume they are
     written anew from it, without steps that are missing or there twice.
     """
 
     def __init__(self, directory: Path, history: Iterable[Mapping[str, Any]] = ()) -> None:
-        from torch.utils.tensorboard.writer import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import Event
 
         shutil.rmtree(directory, ignore_errors=True)
-        self._writer = SummaryWriter(str(directory))
-        for entry in history:
-            numbers = {name: value for name, value in entry.items() if isinstance(value, (int, float))}
-            self._write(int(entry["global_step"]), numbers, entry.get("time/unix"))
+        directory.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
+        self._file = Appender(directory / name)
+        begin = _record(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._file.write(begin + b"".join(_history(history)))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `Logger.log`."""
-        self._write(step, metrics, None)
-
-    def _write(self, step: int, metrics: Mapping[str, float], wall_time: float | None) -> None:
-        for name, value in metrics.items():
-            if math.isfinite(value) and name not in ("global_step", "time/unix"):
-                self._writer.add_scalar(name, value, step, walltime=wall_time)
+        self._file.write(_scalars(step, metrics, time.time()))
 
     def close(self) -> None:
         """See `Logger.close`."""
-        self._writer.close()
+        self._file.close()
+
+
+def _history(entries: Iterable[Mapping[str, Any]]) -> Iterable[bytes]:
+    for entry in entries:
+        numbers = {name: value for name, value in entry.items() if isinstance(value, (int, float))}
+        yield _scalars(int(entry["global_step"]), numbers, entry.get("time/unix") or time.time())
+
+
+def _scalars(step: int, metrics: Mapping[str, float], wall_time: float) -> bytes:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    values = [
+        Summary.Value(tag=name, simple_value=float(value))
+        for name, value in metrics.items()
+        if math.isfinite(value) and name not in ("global_step", "time/unix")
+    ]
+    return _record(Event(wall_time=wall_time, step=step, summary=Summary(value=values)))
+
+
+def _record(event: Any) -> bytes:
+    """An event as event files have it: with its length and checksums."""
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    record = io.BytesIO()
+    RecordWriter(record).write(event.SerializeToString())
+    return record.getvalue()
