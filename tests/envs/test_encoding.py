@@ -356,6 +356,8 @@ def test_hidden_state_is_refused(wrap, named):
         take_snapshot(wrap(gym.make("CartPole-v1")))
 
 
-@pytest.mark.parametrize("function", [np.tanh, np.sign, abs, lambda reward: reward * 2], ids=["tanh", "sign", "abs", "lambda"])
+@pytest.mark.parametrize(
+    "function", [np.tanh, np.sign, abs, lambda reward: reward * 2], ids=["tanh", "sign", "abs", "lambda"]
+)
 def test_functions_without_state_are_no_obstacle(function):
     assert "func" not in take_snapshot(transformed(function)(gym.make("CartPole-v1")))[0]["state"]

@@ -19,7 +19,7 @@ from rl_training.accelerate.modes import Mode, current_mode, describe_machine, m
 from rl_training.accelerate.native.compiler import find_compiler
 from rl_training.accelerate.native.convolutions import ConvolutionStack
 from rl_training.accelerate.native.layers import WideLinear
-from rl_training.accelerate.recording import Accelerated, declare_pure
+from rl_training.accelerate.recording import Accelerated, HasAccelerated, declare_pure
 from rl_training.accelerate.registrations import num_registrations
 from rl_training.accelerate.report import forget, report
 
@@ -27,6 +27,7 @@ __all__ = [
     "Accelerated",
     "ArrayNetwork",
     "ConvolutionStack",
+    "HasAccelerated",
     "Mode",
     "WideLinear",
     "current_mode",

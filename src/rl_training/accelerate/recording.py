@@ -49,6 +49,10 @@ UNPLACED_MODULES = (nn.modules.conv._ConvNd, nn.RNNBase)
 """Layers made of such operators."""
 
 
+class HasAccelerated:
+    """Base of objects that are neither modules nor `Stateful` but whose accelerated functions `report` shows."""
+
+
 class Accelerated(Generic[R]):
     """A function of tensors (alone, or in dicts and tuples) that returns such, with the same meaning, but faster.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from rl_training.accelerate.recording import Accelerated
+from rl_training.accelerate.recording import Accelerated, HasAccelerated
 from rl_training.contracts.state import Stateful
 
 
@@ -33,5 +33,5 @@ def _functions(owner: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, A
     for name, part in parts.items():
         if isinstance(part, Accelerated):
             yield f"{prefix}{name.lstrip('_')}", part
-        elif isinstance(part, (Stateful, nn.Module)) or hasattr(part, "accelerated_parts"):
+        elif isinstance(part, (Stateful, nn.Module, HasAccelerated)):
             yield from _functions(part, f"{prefix}{name.lstrip('_')}.", seen)

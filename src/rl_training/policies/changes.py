@@ -32,6 +32,7 @@ class NetworkChanges:
     def __init__(self, owner: Any) -> None:
         self._owner = owner
         self._stores = [part for part in vars(owner).values() if isinstance(part, ParameterStore)]
+        self._builds = [store.num_builds for store in self._stores]
 
     def found(self) -> bool:
         """Whether a layer was replaced or a parameter frozen or unfrozen since the last look; takes microseconds."""
@@ -39,8 +40,11 @@ class NetworkChanges:
 
     def take_over(self) -> None:
         """Let stores, targets and gradient steps look at the networks again; recordings of the old ones are dropped."""
-        changed = [store.follow_module() for store in self._stores]
-        if any(changed):
+        for store in self._stores:
+            store.follow_module()
+        builds = [store.num_builds for store in self._stores]  # also those that a checkpoint caused
+        if builds != self._builds:
+            self._builds = builds
             for part in vars(self._owner).values():
                 if isinstance(part, (Target, GradientStep)):
                     part.rebuild()

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from rl_training.accelerate import Accelerated, layout, num_registrations, scale_, write_gradients
+from rl_training.accelerate import Accelerated, HasAccelerated, layout, num_registrations, scale_, write_gradients
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.settings import documented, log_uniform, setting
 from rl_training.contracts.state import MAX_NUMBER, Stateful, check_keys, check_tensor
@@ -59,6 +59,8 @@ class ParameterStore(Stateful):
         self.network = network
         self.parts = tuple(parts)
         self.settings = optimizer
+        self.num_builds = 0
+        """How often parameters were laid out; targets and recordings belong to one layout."""
         self._build()
         self._apply = Accelerated(self.optimizer_step, why_plain=self.why_plain)
 
@@ -84,6 +86,7 @@ class ParameterStore(Stateful):
 
     def _build(self) -> None:
         """Lay out the parameters that learn, and make their optimizer."""
+        self.num_builds += 1
         named = self._trainable()
         self.parameters = list(named.values())
         self._all = list(self.named_parameters().values())
@@ -107,17 +110,17 @@ class ParameterStore(Stateful):
         learning = [parameter.requires_grad for parameter in self._all]
         return num_registrations() == self._registrations and learning == self._learning
 
-    def follow_module(self) -> bool:
+    def follow_module(self) -> None:
         """Take over changes of the module: frozen or unfrozen parameters, replaced submodules or memory.
 
-        Optimizer slots of parameters that stay are kept. Returns whether anything changed.
+        Optimizer slots of parameters that stay are kept.
         """
         self._registrations = num_registrations()
         found = self._trainable()
         if list(found) == list(self.slices) and all(map(operator.is_, found.values(), self.parameters)):
             places = [self.flat[span].data_ptr() for span, _ in self.slices.values()]
             if [parameter.data_ptr() for parameter in self.parameters] == places:
-                return False
+                return
         kept = dict(zip(self.slices, self.parameters, strict=True))
         state = self.state_dict()
         self._build()
@@ -130,7 +133,6 @@ class ParameterStore(Stateful):
                     for name, parameter in found.items()
                 }
             self._load_slots(state)
-        return True
 
     def step(self, loss: Tensor, *, learning_rate: float, max_grad_norm: float | None) -> Tensor:
         """Gradients of `loss`, clipping by their global norm, one optimizer step. Returns the norm before clipping."""
@@ -228,7 +230,7 @@ class ParameterStore(Stateful):
                 current[slot] = tensor
 
 
-class GradientStep:
+class GradientStep(HasAccelerated):
     """One accelerated step of a store's parameters down the gradient of a loss.
 
     `losses` is a function of tensors that returns tensors by name. The one named `loss` is minimised; the others are

@@ -65,11 +65,11 @@ def build(name: str, source: str, flags: tuple[str, ...] = ()) -> Any:
     compiler = find_compiler()
     if compiler is None:
         raise NotCompiledError("there is no C compiler")
-    cache = cache_folder()
-    kept = None if cache is None else cache / f"{_key(compiler, source, flags)}.so"
-    if kept is not None and (library := _load_kept(kept)) is not None:
-        return library
     try:
+        cache = cache_folder()
+        kept = None if cache is None else cache / f"{_key(compiler, source, flags)}.so"
+        if kept is not None and (library := _load_kept(kept)) is not None:
+            return library
         _tidy()
         with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}_") as folder:
             written, compiled, target = (Path(folder) / f"recording.{end}" for end in ("c", "o", "so"))
