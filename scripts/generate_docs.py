@@ -28,12 +28,12 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import read_json
 from rl_training.experiment.presets import presets
 from rl_training.experiment.schema import to_plain
+from rl_training.tuning.search_space import declared, space_to_plain
+from rl_training.tuning.tune import TuneConfig
 from rl_training.zoo import report
 from rl_training.zoo.manifest import results_dir
 from rl_training.zoo.report import Content, Text, environment_text, number, table
-from rl_training.zoo.search_space import declared, space_to_plain
 from rl_training.zoo.suites import Normalization, Protocol, SuiteFile, TaskFile, plain_text
-from rl_training.zoo.tuning import TuneConfig
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from rl_training.api.agent import split_settings
+from rl_training.api.session import train
 from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.config import Layer, TrainConfig, resolve
-from rl_training.experiment.session import train
 from rl_training.runtime.trainer import TrainResult
 
 __all__ = ["train", "train_ppo"]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rl_training.algorithms.registry import registry
+from rl_training.api.session import train
 from rl_training.contracts.spec import AlgorithmSpec
-from rl_training.experiment.session import train
 from rl_training.policies.native.takeover import Takeover
 from tests.contracts.test_loose_state import make_config
 from tests.policies.native_harness import HAS_COMPILER, compile_now

@@ -13,7 +13,7 @@ from rl_training.cli import main
 from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.files import write_json
 from rl_training.experiment.presets import presets
-from rl_training.zoo.aggregates import competitors, learning_curves
+from rl_training.reports.aggregates import competitors, learning_curves
 from rl_training.zoo.comparison import Figure, read_published
 from rl_training.zoo.manifest import Manifest, TaskResult, read_manifest, write_manifest
 from rl_training.zoo.report import results_page

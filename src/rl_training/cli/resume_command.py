@@ -7,13 +7,13 @@ import dataclasses
 from pathlib import Path
 
 from rl_training.algorithms.registry import registry
+from rl_training.api.session import resume
 from rl_training.cli import parsing
 from rl_training.cli.train_command import report
 from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, read_config
 from rl_training.experiment.restoring import MAY_CHANGE
 from rl_training.experiment.runs import CONFIG, RunDirectory
-from rl_training.experiment.session import resume
 
 DESCRIPTION = f"""Continue a run from its newest good checkpoint.
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.algorithms.registry import registry
+from rl_training.api.session import train
 from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.config import Layer, TrainConfig
 from rl_training.experiment.presets import Preset, presets, resolve_with_preset
-from rl_training.experiment.session import train
 from rl_training.experiment.yaml_io import read_yaml
 from rl_training.runtime.trainer import TrainResult
 

@@ -32,6 +32,7 @@ from rl_training.data.samplers import (
     Sampler,
     UniformIndexer,
 )
+from rl_training.deploy.video import recording_env
 from rl_training.envs.actions import ActionMap
 from rl_training.envs.atari import AtariAdapter, is_atari
 from rl_training.envs.factory import EnvLike, copy_env, make_env, make_vector_env, wrap_env
@@ -41,7 +42,6 @@ from rl_training.envs.vector import AnyVectorEnv, AutoresetAdapter
 from rl_training.envs.wrappers import stack_of
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.replay import read_replay
-from rl_training.experiment.video import recording_env
 from rl_training.policies.exploration import RandomPolicy
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluator

@@ -13,8 +13,8 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.presets import Preset
 from rl_training.experiment.schema import INVALID, build
 from rl_training.experiment.yaml_io import read_yaml
+from rl_training.reports.statistics import Estimate, aggregate
 from rl_training.zoo.manifest import Manifest, TaskResult, config_hash, pick
-from rl_training.zoo.statistics import Estimate, aggregate
 from rl_training.zoo.suites import Judged, flat_settings, plain_text, task_config
 
 Verdict = Literal["reached", "within its spread", "below"]

@@ -12,7 +12,8 @@ from rl_training.algorithms.registry import registry
 from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.files import read_mapping
 from rl_training.experiment.presets import Preset, presets
-from rl_training.zoo.aggregates import Competitor, competitors, learning_curves
+from rl_training.reports.aggregates import Competitor, competitors, learning_curves
+from rl_training.reports.statistics import Estimate
 from rl_training.zoo.comparison import Figure, Published, Row, read_published, rows_of
 from rl_training.zoo.manifest import (
     MANIFEST,
@@ -24,7 +25,6 @@ from rl_training.zoo.manifest import (
     results_dir,
     write_manifest,
 )
-from rl_training.zoo.statistics import Estimate
 from rl_training.zoo.suites import plain_text
 
 __all__ = ["add_results", "environment_text", "results_dir", "results_page", "stale", "table"]

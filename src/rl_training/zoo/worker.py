@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from rl_training.algorithms.registry import get_spec
 from rl_training.api import facades
 from rl_training.api.agent import Agent, load
+from rl_training.api.session import resume, train
 from rl_training.contracts.errors import CheckpointError
 from rl_training.experiment.checkpointing import checkpoints_of
 from rl_training.experiment.config import TrainConfig
@@ -30,7 +31,6 @@ from rl_training.experiment.files import read_mapping, write_text
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.runs import METRICS, RunDirectory
 from rl_training.experiment.schema import INVALID, build, to_plain
-from rl_training.experiment.session import resume, train
 from rl_training.runtime.callbacks import Callback, RunView
 from rl_training.zoo.manifest import Evaluated, RunResult, config_hash, dump
 from rl_training.zoo.suites import Protocol
