@@ -55,7 +55,7 @@ def test_a_curve_is_the_mean_over_seeds_with_how_many_there_were(tmp_path: Path)
     assert problems == ["b: failed: shown as far as it came (20 of 100,000 steps)"]
     (panel,), notes = make_panels(runs)
     (curve,) = panel.curves
-    assert (panel.environment, panel.metric, curve.label) == ("CartPole-v1", "eval/return_mean", "PPO")
+    assert (panel.title, panel.metric, curve.label) == ("CartPole-v1", "eval/return_mean", "PPO")
     assert curve.steps.tolist() == [10, 20, 30]
     assert curve.center.tolist() == [2, 4, 5]
     assert curve.low.tolist() == pytest.approx([1, 3, NAN], nan_ok=True)
@@ -91,7 +91,7 @@ def test_evaluations_are_drawn_where_there_are_any(tmp_path: Path) -> None:
     write_run(tmp_path / "c", {}, [(20, 6.0)], env_id="Pendulum-v1", algo="a2c")
     write_run(tmp_path / "d", training, seed=1, env_id="CartPole-v1")
     panels, notes = make_panels(read_runs(find_run_dirs([tmp_path])[0])[0])
-    assert {panel.environment: panel.metric for panel in panels} == {
+    assert {panel.title: panel.metric for panel in panels} == {
         "CartPole-v1": "eval/return_mean",
         "Acrobot-v1": "rollout/return_mean",
         "Pendulum-v1": "eval/return_mean",

@@ -95,10 +95,9 @@ def test_probability_of_improvement_needs_the_same_tasks():
 
 def test_sample_efficiency_is_an_estimate_at_each_point():
     runs = [[(0.0, 0.0), (10.0, 10.0)], [(0.0, 2.0), (10.0, 2.0)]]
-    curve = sample_efficiency([runs], [0.0, 5.0, 10.0])
-    assert curve.points == [0.0, 5.0, 10.0]
-    assert [estimate.value for estimate in curve.estimates] == pytest.approx([1.0, 3.5, 6.0])
-    assert (curve.estimates[2].low, curve.estimates[2].high) == (2.0, 10.0)
+    values, low, high = sample_efficiency([runs], [0.0, 5.0, 10.0])
+    assert values.tolist() == pytest.approx([1.0, 3.5, 6.0])
+    assert (low[2], high[2]) == (2.0, 10.0)
 
 
 def test_the_interval_is_that_of_all_draws_there_are():

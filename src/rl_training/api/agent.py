@@ -31,7 +31,7 @@ from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.contracts.spec import ACTION_MASK
 from rl_training.deploy.export import ExportFormat, export_policy
 from rl_training.deploy.hub import CARD, VIDEO, download, model_card, require_hub, upload
-from rl_training.deploy.video import require_video
+from rl_training.deploy.video import recorder, require_video
 from rl_training.envs.factory import EnvLike, describe_env
 from rl_training.envs.masks import has_choice, mask_size
 from rl_training.experiment.build import Experiment, build_experiment, using_threads
@@ -207,7 +207,7 @@ class Agent:
     ) -> EvaluationResult:
         """Film episodes as mp4 files (extra `video`)."""
         prefix = f"{self.config.algo}-step-{self.num_timesteps}"
-        evaluator = self._experiment.recorder(Path(directory), prefix, num_episodes)
+        evaluator = recorder(self._experiment, Path(directory), prefix, num_episodes)
         return self._play(evaluator, num_episodes, deterministic, seed)
 
     def render(

@@ -19,7 +19,7 @@ from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.contracts.schedule import Schedule
 from rl_training.contracts.spec import OffPolicyConfig
 from rl_training.deploy.profiling import Profiler, watched_methods
-from rl_training.deploy.video import VideoCallback, require_video
+from rl_training.deploy.video import VideoCallback, recorder, require_video
 from rl_training.envs.factory import EnvLike, describe_env
 from rl_training.experiment.build import (
     EPISODE_BOUNDARY,
@@ -411,7 +411,7 @@ def _file_callbacks(experiment: Experiment, run_dir: RunDirectory) -> list[Callb
         videos = path / "videos"
         callbacks.append(
             VideoCallback(
-                lambda prefix: experiment.recorder(videos, prefix),
+                lambda prefix: recorder(experiment, videos, prefix),
                 Every(config.video_every),
                 config.seed,
                 config.eval_deterministic,

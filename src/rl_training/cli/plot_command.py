@@ -61,7 +61,7 @@ def run(args: list[str]) -> int:
         written += write_parquet(options.parquet, tables) if options.parquet is not None else []
     for panel in panels:
         for curve in panel.curves:
-            print(printable(f"{panel.environment}: {curve.label}, {len(curve.runs)} seed(s), {panel.metric}"))
+            print(printable(f"{panel.title}: {curve.label}, {curve.num_runs} seed(s), {panel.metric}"))
     print("\n".join(f"wrote {path}" for path in written))
     return 0
 

@@ -9,15 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rl_training.contracts.errors import EnvError, MissingExtraError
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.envs.rendering import ReadableRender
-from rl_training.envs.vector import AutoresetAdapter
+from rl_training.experiment.build import Experiment
 from rl_training.runtime.callbacks import Callback, Every, RunView
 from rl_training.runtime.evaluator import Evaluator
 
@@ -28,14 +26,12 @@ def require_video() -> None:
         raise MissingExtraError("recording video", "video")
 
 
-def recording_env(
-    make: Callable[[str], gym.Env[Any, Any]], directory: Path, prefix: str, num_episodes: int
-) -> AutoresetAdapter:
-    """One environment that writes its first episodes to `directory` as mp4."""
+def recorder(experiment: Experiment, directory: Path, prefix: str, num_episodes: int = 1) -> Evaluator:
+    """An evaluator with one environment that writes its first episodes to `directory` as mp4."""
     require_video()
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame complains of the screen that is not needed
-    env = make("rgb_array")
+    env = experiment.make_single_env("rgb_array")
     if env.render_mode != "rgb_array":
         raise EnvError(f"{env} cannot be filmed: its render modes are {env.metadata.get('render_modes')}")
     directory.mkdir(parents=True, exist_ok=True)
@@ -48,7 +44,7 @@ def recording_env(
             episode_trigger=lambda episode: episode < num_episodes,
             disable_logger=True,
         )
-    return AutoresetAdapter(SyncVectorEnv([lambda: env], autoreset_mode=AutoresetMode.DISABLED))
+    return experiment.evaluator_of(env)
 
 
 @dataclass

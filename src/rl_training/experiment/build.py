@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -32,7 +31,6 @@ from rl_training.data.samplers import (
     Sampler,
     UniformIndexer,
 )
-from rl_training.deploy.video import recording_env
 from rl_training.envs.actions import ActionMap
 from rl_training.envs.atari import AtariAdapter, is_atari
 from rl_training.envs.factory import EnvLike, copy_env, make_env, make_vector_env, wrap_env
@@ -89,13 +87,12 @@ class Experiment:
         snapshot = collector.env.take_snapshot()
         return (EPISODE_BOUNDARY, snapshot) if isinstance(snapshot, str) else (EXACT, None)
 
-    def recorder(self, directory: Path, prefix: str, num_episodes: int = 1) -> Evaluator:
-        """An evaluator with one environment that writes videos."""
-        return self._make_evaluator(recording_env(self._make_single_env, directory, prefix, num_episodes))
-
     def viewer(self) -> Evaluator:
         """An evaluator with one environment that renders to the screen."""
-        env = self._make_single_env("human")
+        return self.evaluator_of(self.make_single_env("human"))
+
+    def evaluator_of(self, env: gym.Env[Any, Any]) -> Evaluator:
+        """An evaluator with that one environment."""
         return self._make_evaluator(
             AutoresetAdapter(SyncVectorEnv([lambda: env], autoreset_mode=AutoresetMode.DISABLED))
         )
@@ -129,7 +126,7 @@ class Experiment:
         own = given if self.eval_env is not None else copy_env(given)
         return make_vector_env(config, 1, env=own, autoreset_mode=AutoresetMode.DISABLED)
 
-    def _make_single_env(self, render_mode: str) -> gym.Env[Any, Any]:
+    def make_single_env(self, render_mode: str) -> gym.Env[Any, Any]:
         """One environment that renders; objects can only be filmed if they were made to be."""
         chosen = self.eval_env if self.eval_env is not None else self.env
         if chosen is None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rl_training.algorithms.registry import registry
-from rl_training.reports.figures import LearningCurves, Line, Panel, Run, shares
-from rl_training.reports.statistics import Estimate, aggregate, probability_of_improvement
+from rl_training.reports.curves import Curve, Panel
+from rl_training.reports.records import EVALUATION
+from rl_training.reports.statistics import Estimate, aggregate, probability_of_improvement, sample_efficiency
 from rl_training.zoo.manifest import Manifest, RunResult, TaskResult
 from rl_training.zoo.suites import flat_settings, plain_text
 
 PLACE = {"env_id", "env_kwargs", "total_timesteps"}
 """Settings that say where and how long an algorithm is trained; others make another algorithm of it."""
+GRID = 21
+"""Points at which curves are estimated."""
+NORMALIZED = "normalised return, IQM"
+
+Run = list[tuple[float, float]]
+"""(step, return) of one run."""
 
 
 @dataclass
@@ -68,37 +77,45 @@ def place_of(task: TaskResult) -> str:
     return " ".join([task.env_id, *kwargs, *wrappers])
 
 
-def learning_curves(manifest: Manifest) -> LearningCurves:
-    """The sample-efficiency curves of a suite: one diagram for each environment, and one over all of them."""
-    plain = [competitor for competitor in competitors(manifest) if competitor.is_plain]
-    colors = {name: index for index, name in enumerate(sorted(competitor.algo for competitor in plain))}
-    places = sorted({place for competitor in plain for place in competitor.tasks})
-    panels = [Panel(place, _lines(plain, place, colors)) for place in places]
-    overall = [overall_line(competitor, colors[competitor.algo]) for competitor in plain]
-    panels.append(Panel("all of them, normalised", [line for line in overall if line.tasks], in_steps=False))
-    return LearningCurves([panel for panel in panels if panel.lines])
+def has_curves(manifest: Manifest) -> bool:
+    """Whether there is anything to draw."""
+    return any(curves_of(task)[0] for entry in competitors(manifest) if entry.is_plain for task in entry.tasks.values())
 
 
-def _lines(plain: list[Competitor], place: str, colors: Mapping[str, int]) -> list[Line]:
-    lines = []
-    for competitor in plain:
-        if place in competitor.tasks:
-            runs, evaluated = curves_of(competitor.tasks[place])
-            if runs:
-                lines.append(Line(competitor.label, colors[competitor.algo], [runs], dashed=not evaluated))
-    return lines
+def learning_panels(manifest: Manifest) -> list[Panel]:
+    """The sample-efficiency curves of a suite: one panel for each environment, and one over all of them."""
+    plain = [entry for entry in competitors(manifest) if entry.is_plain]
+    panels = []
+    for place in sorted({place for entry in plain for place in entry.tasks}):
+        found = [(entry.label, *curves_of(entry.tasks[place])) for entry in plain if place in entry.tasks]
+        curves = tuple(_curve(label, [runs], evaluated) for label, runs, evaluated in found if runs)
+        panels.append(Panel(place, EVALUATION, curves))
+    panels.append(overall_panel(plain))
+    return [panel for panel in panels if panel.curves]
 
 
-def overall_line(competitor: Competitor, color: int) -> Line:
+def overall_panel(found: Sequence[Competitor]) -> Panel:
     """The normalised scores of all runs on all environments, over the share of the training."""
-    tasks, all_evaluated = [], True
-    for task in competitor.tasks.values():
-        runs, evaluated = curves_of(task)
-        score = task.normalization.score
-        if runs:
-            tasks.append([shares([(x, score(y)) for x, y in run], task.total_timesteps) for run in runs])
-            all_evaluated &= evaluated
-    return Line(competitor.label, color, tasks, dashed=not all_evaluated)
+    curves = []
+    for entry in found:
+        tasks, all_evaluated = [], True
+        for task in entry.tasks.values():
+            runs, evaluated = curves_of(task)
+            score, total = task.normalization.score, task.total_timesteps
+            if runs:
+                tasks.append([[(step / total, score(value)) for step, value in run] for run in runs])
+                all_evaluated &= evaluated
+        if tasks:
+            curves.append(_curve(entry.label, tasks, all_evaluated))
+    return Panel("All environments", NORMALIZED, tuple(curves), in_steps=False)
+
+
+def _curve(label: str, tasks: Sequence[Sequence[Run]], evaluated: bool) -> Curve:
+    """The interquartile mean over runs, over the stretch that all of them cover."""
+    runs = [run for runs in tasks for run in runs]
+    points = np.linspace(max(run[0][0] for run in runs), min(run[-1][0] for run in runs), GRID)
+    counts = np.full(GRID, len(runs))
+    return Curve(label, points, *sample_efficiency(tasks, points), counts, len(runs), evaluated=evaluated)
 
 
 def curves_of(task: TaskResult) -> tuple[list[Run], bool]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import Any
 
-from rl_training.reports.aggregates import Competitor, competitors, overall_line, place_of
-from rl_training.reports.figures import Line, estimated
-from rl_training.reports.page import COLORS, Content, Html, Page, element, plot_text, table
-from rl_training.reports.plotting import band_traces
+from rl_training.reports.aggregates import Competitor, competitors, overall_panel, place_of
+from rl_training.reports.page import Content, Html, Page, element, table
+from rl_training.reports.plotting import panel_charts
 from rl_training.reports.statistics import CONFIDENCE, Estimate, aggregate
 from rl_training.zoo.manifest import Manifest, TaskResult
 
@@ -33,9 +31,9 @@ def benchmark_parts(page: Page, manifest: Manifest) -> list[Html]:
     parts = [_soft(TASKS_NOTE), _tasks(manifest)]
     if found:
         parts += [element("h3", "All environments together"), _soft(OVERALL_NOTE), _overall(found)]
-    lines = [line for number, entry in enumerate(found) if (line := overall_line(entry, number)).tasks]
-    if lines:
-        parts.append(_efficiency(page, lines))
+    overall = overall_panel(found)
+    if overall.curves:
+        parts.append(panel_charts(page, [overall]))
     if any(one.against(other) for one in found for other in found if one is not other):
         parts += [element("h3", "Probability of improvement"), _soft(BETTER_NOTE), _better(found)]
     return parts
@@ -93,28 +91,3 @@ def _probability(one: Competitor, other: Competitor) -> Content:
     if found is None:
         return ""
     return element("b", f"{found.value:.2f}") if found.leaves_out(0.5) else f"{found.value:.2f}"
-
-
-def _efficiency(page: Page, lines: list[Line]) -> Html:
-    """The interquartile mean of normalised scores over the share of the training."""
-    bands: list[dict[str, Any]] = []
-    curves: list[dict[str, Any]] = []
-    for line in lines:
-        color, curve = COLORS[line.color % len(COLORS)], estimated(line)
-        known = [(x, e.low, e.high) for x, e in zip(curve.points, curve.estimates, strict=True) if e.low is not None]
-        if known:
-            x, low, high = map(list, zip(*known, strict=True))
-            bands += band_traces(x, low, high, color, line.label)
-        values = [estimate.value for estimate in curve.estimates]
-        style = {"color": color, "width": 2, **({"dash": "dash"} if line.dashed else {})}
-        name = plot_text(line.label)
-        common = {"type": "scatter", "mode": "lines", "x": curve.points, "y": values, "legendgroup": name}
-        curves.append({**common, "name": name, "line": style, "hovertemplate": "%{y:.3f}"})
-    return page.chart(
-        "Sample efficiency over all environments",
-        [*bands, *curves],
-        height=400 + 22 * len(lines),
-        showlegend=True,
-        xaxis={"title": {"text": "share of the training", "standoff": 6}, "hoverformat": ".0%", "tickformat": ".0%"},
-        yaxis={"title": {"text": "normalised return, IQM", "standoff": 8}},
-    )

@@ -63,26 +63,38 @@ def _compared(run: RunRecord) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Curve:
-    """The average of a metric over the seeds of one algorithm on one environment."""
+    """The average of a metric over the runs of one algorithm, on one environment or on all of a suite."""
 
     label: str
-    runs: tuple[RunRecord, ...]
     steps: Floats
+    """Where the points are: environment steps, or the share of the training (see `Panel.in_steps`)."""
     center: Floats
     low: Floats
-    """Lower end of the confidence band; NaN where there are fewer than two seeds."""
+    """Lower end of the confidence band; NaN where there are fewer than two runs."""
     high: Floats
     counts: NDArray[np.int64]
-    """How many seeds each point is the average of: some runs may end before others."""
+    """How many runs each point is the average of: some may end before others."""
+    num_runs: int
+    runs: tuple[RunRecord, ...] = ()
+    """The files behind it; none if it comes from a manifest."""
+    evaluated: bool = True
+    """Else it shows returns of training episodes where others show evaluations, and is dashed."""
+
+    @property
+    def solid(self) -> NDArray[np.bool_]:
+        """The points that are not dashed: evaluations that all runs have."""
+        return (self.counts == self.num_runs) & self.evaluated
 
 
 @dataclass(frozen=True)
 class Panel:
-    """All curves of one environment."""
+    """One diagram: all curves of one environment, or of all environments of a suite together."""
 
-    environment: str
+    title: str
     metric: str
     curves: tuple[Curve, ...]
+    in_steps: bool = True
+    """Else over the share of the training."""
 
 
 def make_panels(
@@ -146,7 +158,7 @@ def _one_per_seed(runs: Sequence[RunRecord], problems: list[str]) -> list[RunRec
 
 def _ends(curve: Curve) -> list[str]:
     """A sentence if the average is over fewer seeds towards its end."""
-    number = len(curve.runs)
+    number = curve.num_runs
     if curve.counts.min() == number:
         return []
     return [
@@ -168,7 +180,7 @@ def _curve(label: str, runs: Sequence[RunRecord], metric: str, smooth: float, av
             center[columns], low[columns], high[columns] = interval([values[pattern][:, columns]], statistic)
     counts = present.sum(axis=0)
     kept = counts > 0
-    return Curve(label, tuple(runs), grid[kept], center[kept], low[kept], high[kept], counts[kept])
+    return Curve(label, grid[kept], center[kept], low[kept], high[kept], counts[kept], len(runs), tuple(runs))
 
 
 def smoothed(values: Floats, weight: float) -> Floats:

@@ -18,8 +18,11 @@ from typing import Any
 
 from rl_training.reports.records import clean
 
-COLORS = ("#2f7fc1", "#d9722b", "#2f9e6b", "#c2508f", "#8a6fd1", "#b08c1e", "#3aa0a8", "#c9504a", "#7b8794", "#6b9e2f")
-"""Told apart on white and on dark ground; in this order by the colour-blind as well."""
+COLORS = (
+    *("#2f7fc1", "#d9722b", "#2f9e6b", "#c2508f", "#8a6fd1", "#b08c1e", "#3aa0a8", "#c9504a", "#7b8794", "#6b9e2f"),
+    *("#4a5fd0", "#a0522d", "#5f8f78", "#e58fa0", "#b07fd8", "#8f9e5a"),
+)
+"""Told apart on white and on dark ground; the first ten in this order by the colour-blind as well."""
 
 
 class Html(str):

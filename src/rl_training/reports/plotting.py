@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from rl_training.reports.curves import Average, Curve, Panel
 from rl_training.reports.page import COLORS, Html, Page, element, fold, join, plot_text, table
 from rl_training.reports.records import EVALUATION, ROLLOUT, Series, clean
 from rl_training.reports.statistics import CONFIDENCE, Floats
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PICTURES = (".png", ".svg", ".pdf")
 SUFFIXES = (*PICTURES, ".html")
@@ -63,10 +66,10 @@ def metric_title(metric: str) -> str:
     return _NAMES.get(metric, metric)
 
 
-def legend(curve: Curve) -> str:
-    """A curve's name, and how many seeds it stands for."""
-    number = len(curve.runs)
-    return f"{curve.label} ({number} seed{'s' if number > 1 else ''})"
+def legend(curve: Curve, panel: Panel) -> str:
+    """A curve's name, and how many seeds (or runs on several environments) it stands for."""
+    number, word = curve.num_runs, "seed" if panel.in_steps else "run"
+    return f"{curve.label} ({number} {word}{'s' if number > 1 else ''})"
 
 
 def color_of(panels: Iterable[Panel]) -> dict[str, str]:
@@ -82,43 +85,58 @@ def color_of(panels: Iterable[Panel]) -> dict[str, str]:
 
 def draw_figure(panels: Sequence[Panel], note: str, path: Path) -> None:
     """A grid of panels in one picture."""
-    from matplotlib.figure import Figure
-
-    columns = min(len(panels), max(2, math.ceil(math.sqrt(len(panels)))), 6)
-    rows = math.ceil(len(panels) / columns)
-    colors = color_of(panels)
-    width = max(6.4, 4.6 * columns)
-    legends = 0.2 * max(len(panel.curves) for panel in panels)
-    figure = Figure(figsize=(width, (3.5 + legends) * rows + 0.4), dpi=150, layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for ax, panel in zip(axes, panels, strict=False):
-        _draw_panel(ax, panel, colors)
-    for ax in axes[len(panels) :]:
-        ax.set_axis_off()
-    figure.supxlabel(note, fontsize=7.5, color="0.4")
+    figure = panel_figure(panels, note)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of characters that the font does not have
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
+def panel_figure(
+    panels: Sequence[Panel], note: str = "", *, columns: int | None = None, one_legend: bool = False
+) -> Figure:
+    """A grid of panels as a matplotlib figure, with a legend for each panel or one for all."""
+    from matplotlib.figure import Figure
+
+    columns = columns or min(len(panels), max(2, math.ceil(math.sqrt(len(panels)))), 6)
+    rows = math.ceil(len(panels) / columns)
+    colors = color_of(panels)
+    width = max(6.4, (4 if one_legend else 4.6) * columns)
+    height = 2.8 if one_legend else 3.5 + 0.2 * max(len(panel.curves) for panel in panels)
+    figure = Figure(figsize=(width, height * rows + 0.4), dpi=150, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for ax, panel in zip(axes, panels, strict=False):
+        _draw_panel(ax, panel, colors)
+        if not one_legend:
+            ax.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(-0.02, -0.14))
+    for ax in axes[len(panels) :]:
+        ax.set_axis_off()
+    if one_legend:
+        from matplotlib.lines import Line2D
+
+        handles = [Line2D([], [], color=color, label=_plain(label)) for label, color in sorted(colors.items())]
+        figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    if note:
+        figure.supxlabel(note, fontsize=7.5, color="0.4")
+    return figure
+
+
 def _draw_panel(ax: Any, panel: Panel, colors: dict[str, str]) -> None:
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
     for curve in panel.curves:
         color, single = colors[curve.label], "o" if len(curve.steps) == 1 else None
-        whole = curve.counts == len(curve.runs)
         ax.fill_between(curve.steps, curve.low, curve.high, color=color, alpha=0.18, linewidth=0)
         ax.plot(curve.steps, curve.center, color=color, linewidth=1.0, linestyle="--")
-        solid = np.where(whole, curve.center, np.nan)
-        ax.plot(curve.steps, solid, color=color, linewidth=1.7, marker=single, label=_plain(legend(curve)))
-    ax.set_title(_plain(panel.environment), fontsize=10)
-    ax.set_xlabel("environment steps", fontsize=8.5)
+        solid = np.where(curve.solid, curve.center, np.nan)
+        ax.plot(curve.steps, solid, color=color, linewidth=1.7, marker=single, label=_plain(legend(curve, panel)))
+    ax.set_title(_plain(panel.title), fontsize=10)
+    ax.set_xlabel(x_title(panel), fontsize=8.5)
     ax.set_ylabel(_plain(metric_title(panel.metric)), fontsize=8.5)
-    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    ax.xaxis.set_major_formatter(EngFormatter(sep="") if panel.in_steps else PercentFormatter(1))
     ax.tick_params(labelsize=8)
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(-0.02, -0.14))
 
 
 def _plain(text: str) -> str:
@@ -146,12 +164,12 @@ def panel_charts(page: Page, panels: Sequence[Panel]) -> Html:
     colors = color_of(panels)
     charts = [
         page.chart(
-            panel.environment,
+            panel.title,
             [trace for curve in panel.curves for trace in _band_traces(curve, colors[curve.label])]
-            + [trace for curve in panel.curves for trace in _line_traces(curve, colors[curve.label])],
+            + [trace for curve in panel.curves for trace in _line_traces(curve, panel, colors[curve.label])],
             height=400 + 22 * len(panel.curves),
             showlegend=True,
-            xaxis=STEPS,
+            xaxis=STEPS if panel.in_steps else SHARE,
             yaxis={"title": {"text": plot_text(metric_title(panel.metric)), "standoff": 8}},
         )
         for panel in panels
@@ -160,33 +178,36 @@ def panel_charts(page: Page, panels: Sequence[Panel]) -> Html:
 
 
 STEPS = {"title": {"text": "environment steps", "standoff": 6}, "hoverformat": ",.0f"}
+SHARE = {"title": {"text": "share of the training", "standoff": 6}, "hoverformat": ".0%", "tickformat": ".0%"}
 
 
-def band_traces(steps: Any, low: Any, high: Any, color: str, label: str) -> list[dict[str, Any]]:
-    """A confidence band: two lines that are not seen, and what is between them."""
-    where = {"type": "scatter", "x": steps, "legendgroup": plot_text(label)}
-    band = {**where, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
-    return [{**band, "y": low}, {**band, "fill": "tonexty", "fillcolor": _faint(color), "y": high}]
+def x_title(panel: Panel) -> str:
+    """What the horizontal axis shows."""
+    return "environment steps" if panel.in_steps else "share of the training"
 
 
 def _band_traces(curve: Curve, color: str) -> list[dict[str, Any]]:
-    if len(curve.runs) < 2:
+    """A confidence band: two lines that are not seen, and what is between them."""
+    if np.isnan(curve.low).all():
         return []
-    steps, low, high = map(plain_numbers, (curve.steps, curve.low, curve.high))
-    return band_traces(steps, low, high, color, curve.label)
+    band = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+    low, high = {"y": plain_numbers(curve.low)}, {"y": plain_numbers(curve.high)}
+    return [
+        {**_common(curve), **band, **low},
+        {**_common(curve), **band, "fill": "tonexty", "fillcolor": _faint(color), **high},
+    ]
 
 
-def _line_traces(curve: Curve, color: str) -> list[dict[str, Any]]:
-    """The line, and below it a dashed one that is seen where seeds are missing."""
-    whole = curve.counts == len(curve.runs)
+def _line_traces(curve: Curve, panel: Panel, color: str) -> list[dict[str, Any]]:
+    """The line, and below it a dashed one that is seen where seeds or evaluations are missing."""
     traces: list[dict[str, Any]] = []
-    if not whole.all():
+    if not curve.solid.all():
         dashed = {"mode": "lines", "line": {"color": color, "width": 1.2, "dash": "dash"}, "showlegend": False}
         traces.append({**_common(curve), **dashed, "y": plain_numbers(curve.center), "hoverinfo": "skip"})
     hover = [f"{value:,.4g}{_band_text(curve, i)}" for i, value in enumerate(curve.center.tolist())]
     marks = {"line": {"color": color, "width": 2}, "marker": {"color": color, "size": 5 if len(curve.steps) > 1 else 9}}
-    mode = {"mode": "lines+markers" if len(curve.steps) <= 60 else "lines", "name": plot_text(legend(curve))}
-    shown = {"y": plain_numbers(np.where(whole, curve.center, np.nan)), "text": hover, "hovertemplate": "%{text}"}
+    mode = {"mode": "lines+markers" if len(curve.steps) <= 60 else "lines", "name": plot_text(legend(curve, panel))}
+    shown = {"y": plain_numbers(np.where(curve.solid, curve.center, np.nan)), "text": hover, "hovertemplate": "%{text}"}
     return [*traces, {**_common(curve), **mode, **marks, **shown}]
 
 
@@ -209,11 +230,11 @@ def last_values(panels: Sequence[Panel]) -> Html:
     rows: list[list[str]] = []
     for panel in panels:
         for curve in panel.curves:
-            whole = np.flatnonzero(curve.counts == len(curve.runs))
+            whole = np.flatnonzero(curve.counts == curve.num_runs)
             if len(whole):
                 i = int(whole[-1])
                 numbers = [f"{curve.center[i]:,.4g}", _band_text(curve, i).strip(" ()") or "-"]
-                rows.append([panel.environment, curve.label, str(len(curve.runs)), f"{curve.steps[i]:,.0f}", *numbers])
+                rows.append([panel.title, curve.label, str(curve.num_runs), f"{curve.steps[i]:,.0f}", *numbers])
     head = ["environment", "algorithm", "seeds", "step", "value", f"{CONFIDENCE:.0%} interval"]
     return join([table(head, rows, numeric=(2, 3, 4, 5))])
 

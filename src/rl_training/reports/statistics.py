@@ -44,14 +44,6 @@ class Estimate:
         return self.low is not None and self.high is not None and not self.low <= value <= self.high
 
 
-@dataclass(frozen=True)
-class Curve:
-    """An estimate at each of several points of training."""
-
-    points: list[float]
-    estimates: list[Estimate]
-
-
 def _scipy_stats() -> ModuleType:
     try:
         from scipy import stats
@@ -107,13 +99,15 @@ def _probability_of_improvement(ours: Samples, theirs: Samples) -> Estimate:
     return _estimate((*ours, *theirs), statistic)
 
 
-def sample_efficiency(tasks: Sequence[Sequence[Curved]], points: Sequence[float]) -> Curve:
-    """The interquartile mean of all runs of all tasks at each of several points of training.
+def sample_efficiency(
+    tasks: Sequence[Sequence[Curved]], points: Sequence[float] | Floats
+) -> tuple[Floats, Floats, Floats]:
+    """The interquartile mean of all runs of all tasks at each of several points of training, and its interval.
 
     `tasks` has for each task its runs, each a list of (point, score); between two of them is a straight line.
     """
     at = [np.array([np.interp(points, *np.transpose(run)) for run in runs]) for runs in tasks]
-    return Curve(list(points), [_known(*found) for found in zip(*interval(at, _pooled_iqm), strict=True)])
+    return interval(at, _pooled_iqm)
 
 
 def interval(samples: Sequence[Floats], statistic: Statistic = np.mean) -> tuple[Floats, Floats, Floats]:

@@ -87,7 +87,7 @@ _RESULTS_NOTE = (
 
 def _results(panels: Sequence[Panel]) -> Html:
     head = ["environment", "algorithm", "seeds", "mean return", "interval", "worst", "best"]
-    rows = [_result_row(panel.environment, curve) for panel in panels for curve in panel.curves]
+    rows = [_result_row(panel.title, curve) for panel in panels for curve in panel.curves]
     return table(head, rows, numeric=range(2, len(head)))
 
 

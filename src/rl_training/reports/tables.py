@@ -116,7 +116,7 @@ def _metric_rows(run: RunRecord, label: str) -> Iterator[Row]:
 
 def _curve_rows(panel: Panel) -> Iterator[Row]:
     for curve in panel.curves:
-        identity = {"environment": panel.environment, "label": curve.label, "metric": panel.metric}
+        identity = {"environment": panel.title, "label": curve.label, "metric": panel.metric}
         columns = (curve.steps, curve.center, curve.low, curve.high, curve.counts)
         for step, center, low, high, count in zip(*(column.tolist() for column in columns), strict=True):
             numbers = {"step": float(step), "value": center, "low": _known(low), "high": _known(high), "seeds": count}

@@ -7,16 +7,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scripts.comparison import Figure, read_published
+from scripts.results_page import SuiteCurves, main, results_page
 
-from rl_training.cli import main
 from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.files import write_json
 from rl_training.experiment.presets import presets
-from rl_training.reports.aggregates import competitors, learning_curves
-from rl_training.zoo.comparison import Figure, read_published
+from rl_training.reports.aggregates import competitors, learning_panels
 from rl_training.zoo.manifest import Manifest, TaskResult, read_manifest, write_manifest
-from rl_training.zoo.report import results_page
 from rl_training.zoo.suites import Normalization
 from tests.zoo.manifests import run_result, task_result
 
@@ -132,28 +132,32 @@ def test_algorithms_are_aggregated_over_environments(tmp_path: Path) -> None:
 
 def test_plots_are_of_the_results_and_always_the_same(tmp_path: Path) -> None:
     manifest = Manifest(1, "classic", [task_result("ppo/cartpole", run_result(0, 50.0), run_result(1, 70.0))])
-    curves = learning_curves(manifest)
-    environment, overall = curves.panels
+    environment, overall = learning_panels(manifest)
     assert environment.title == "CartPole-v1"
-    first, second = environment.lines[0].tasks[0]
-    assert first == [(0.0, 10.0), (500.0, 25.0), (1000.0, 50.0)]
-    assert second == [(0.0, 10.0), (500.0, 35.0), (1000.0, 70.0)]
-    assert overall.lines[0].tasks[0][0] == [(0.0, 0.1), (0.005, 0.25), (0.01, 0.5)], "of 100,000 steps, of 100"
+    (curve,) = environment.curves
+    assert curve.solid.all()
+    assert np.interp([0, 500, 1000], curve.steps, curve.center) == pytest.approx([10.0, 30.0, 60.0])
+    assert (curve.low[-1], curve.high[-1]) == (50.0, 70.0)
+    (pooled,) = overall.curves
+    assert (pooled.steps[-1], pooled.num_runs, overall.in_steps) == (0.01, 2, False), "of 100,000 steps"
+    assert np.interp([0, 0.01], pooled.steps, pooled.center) == pytest.approx([0.1, 0.6]), "normalised: of 100"
+    curves = SuiteCurves(manifest)
     one, two = tmp_path / "one.svg", tmp_path / "two.svg"
     curves.write(one)
     curves.write(two)
     assert one.read_bytes() == two.read_bytes()
     assert curves.is_current(one)
-    other = learning_curves(Manifest(1, "classic", [task_result("ppo/cartpole", run_result(0, 51.0))]))
+    other = SuiteCurves(Manifest(1, "classic", [task_result("ppo/cartpole", run_result(0, 51.0))]))
     assert not other.is_current(one)
     assert ">CartPole-v1<" in one.read_text(encoding="utf-8")
 
 
 def test_runs_without_evaluations_are_drawn_from_their_training(tmp_path: Path) -> None:
     run = run_result(0, 50.0, evaluations=None, training_returns=[(100, None), (500, 20.0), (1000, 40.0)])
-    (environment, _) = learning_curves(Manifest(1, "classic", [task_result("ppo/cartpole", run)])).panels
-    assert environment.lines[0].dashed
-    assert environment.lines[0].tasks == [[[(500.0, 20.0), (1000.0, 40.0)]]]
+    (environment, _) = learning_panels(Manifest(1, "classic", [task_result("ppo/cartpole", run)]))
+    (curve,) = environment.curves
+    assert not curve.solid.any(), "it is dashed"
+    assert (curve.steps[0], curve.center[0], curve.steps[-1], curve.center[-1]) == (500.0, 20.0, 1000.0, 40.0)
 
 
 def test_published_figures_belong_to_presets_and_sources() -> None:
@@ -187,7 +191,7 @@ def docs(tmp_path: Path) -> Path:
 
 
 def report(docs: Path, results: Path, *more: Any) -> int:
-    return main(["zoo", "report", "--docs-dir", str(docs), "--results-dir", str(results), *map(str, more)])
+    return main(["--docs-dir", str(docs), "--results-dir", str(results), *map(str, more)])
 
 
 def test_the_report_is_written_and_checked(docs: Path, tmp_path: Path, capsys: Any) -> None:
@@ -203,7 +207,8 @@ def test_the_report_is_written_and_checked(docs: Path, tmp_path: Path, capsys: A
     assert report(docs, results, "--check") == 0
 
     write_manifest(suite / "manifest.json", Manifest(1, "classic", [task_result("ppo/cartpole", run_result(1, 300.0))]))
-    assert report(docs, results, "--add", suite, "--check") == 2
+    with pytest.raises(SystemExit, match="2"):
+        report(docs, results, "--add", suite, "--check")
     assert report(docs, results, "--check") == 0, "nothing was added"
     shutil.copy(suite / "manifest.json", results / "classic.json")
     capsys.readouterr()
