@@ -431,7 +431,7 @@ def _override(config: TrainConfig, settings: Mapping[str, Any], algo: str) -> Tr
     if not settings:
         return config
     changes = split_settings(algo, settings, config.env_id)
-    return resolve([Layer(config.to_dict(), "TrainConfig"), Layer(changes, "keywords")])
+    return config.updated(changes, "keywords")
 
 
 def load(

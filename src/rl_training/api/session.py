@@ -36,7 +36,7 @@ from rl_training.experiment.checkpointing import (
     find_checkpoint,
     save_checkpoint,
 )
-from rl_training.experiment.config import Layer, TrainConfig, read_config, resolve
+from rl_training.experiment.config import TrainConfig, read_config
 from rl_training.experiment.lock import run_lock
 from rl_training.experiment.logging import (
     JsonlLogger,
@@ -133,7 +133,20 @@ def resume(
     config = read_config(run_dir.path / CONFIG, trust=trust or env is not None)
     if total_timesteps is not None:
         changes["total_timesteps"] = total_timesteps
-    config = resolve([Layer(config.to_dict(), str(run_dir.path / CONFIG)), Layer(changes, "resume")])
+    config = config.updated(changes, "resume", lambda name: str(run_dir.path / CONFIG))
+    return continue_run(run_dir, config, env=env, eval_env=eval_env, callback=callback, progress=progress)
+
+
+def continue_run(
+    run_dir: RunDirectory,
+    config: TrainConfig,
+    *,
+    env: EnvLike | None = None,
+    eval_env: EnvLike | None = None,
+    callback: Callbacks = None,
+    progress: bool = True,
+) -> TrainResult:
+    """`resume` with the run's config, perhaps changed, at hand."""
     with run_lock(run_dir.path):
         checkpoint = find_checkpoint(run_dir.path)
         require_environment(checkpoint, env)
@@ -255,7 +268,7 @@ def run_experiment(
         _ = experiment.evaluator  # an environment that cannot be made for evaluation is found now, not later
     if run_dir is not None:
         require_extras(config)
-        this = config.replace(total_timesteps=total_timesteps)
+        this = config.derived(total_timesteps=total_timesteps)
         grade, obstacle = experiment.resume_grade()
         if progress:
             said = f"resume grade: {grade}" + (f" ({obstacle})" if obstacle else "")

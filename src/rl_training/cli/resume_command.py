@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from pathlib import Path
 
 from rl_training.algorithms.registry import registry
-from rl_training.api.session import resume
+from rl_training.api.session import continue_run
 from rl_training.cli import parsing
 from rl_training.cli.train_command import report
 from rl_training.contracts.errors import ConfigError
@@ -31,13 +30,13 @@ def run(args: list[str]) -> int:
     known, options = first.parse_known_args(args)
     if options and options[0] in ("-h", "--help"):
         default = TrainConfig(algo=next(iter(registry())), env_id="CartPole-v1")  # any has the settings of a run
-        parsing.parse(TrainConfig, options, prog="rl-training resume", description=DESCRIPTION, default=default)
+        parsing.parse_changes(default, options, prog="rl-training resume", description=DESCRIPTION)
     if not options or options[0].startswith("-"):
         raise ConfigError("say which run to go on with: `rl-training resume runs/<run>`; `rl-training runs` lists them")
     path, options = Path(options[0]), options[1:]
-    RunDirectory(path).require()
+    run_dir = RunDirectory(path)
+    run_dir.require()
     base = read_config(path / CONFIG, trust=known.trust)
-    config = parsing.parse(TrainConfig, options, prog="rl-training resume", description=DESCRIPTION, default=base)
-    names = [field.name for field in dataclasses.fields(TrainConfig)]
-    changes = {name: getattr(config, name) for name in names if getattr(config, name) != getattr(base, name)}
-    return report(resume(path, progress=not known.quiet, trust=known.trust, **changes))
+    changes = parsing.parse_changes(base, options, prog="rl-training resume", description=DESCRIPTION)
+    config = base.updated(changes, "command line", lambda name: str(path / CONFIG))
+    return report(continue_run(run_dir, config, progress=not known.quiet))

@@ -119,7 +119,7 @@ class Experiment:
         given = self.eval_env if self.eval_env is not None else self.env
         config = self.config
         if config.vectorization == "async":  # workers would cost more than they give for a few episodes
-            config = config.replace(vectorization="sync")
+            config = config.derived(vectorization="sync")
         if given is None or not isinstance(given, (gym.Env, VectorEnv)):
             count = min(config.num_envs, config.eval_episodes, MAX_EVAL_ENVS)
             return make_vector_env(config, count, env=given, autoreset_mode=AutoresetMode.DISABLED)
@@ -166,7 +166,7 @@ def build_experiment(config: TrainConfig, env: EnvLike | None = None, eval_env: 
             algorithm = algorithm_spec.algorithm(config.algorithm, spec, device, rng)
         if config.num_threads is None:
             rows = config.algorithm.rows_per_update(vector.num_envs)
-            config = config.replace(num_threads=choose_threads(algorithm.policy, rows))
+            config = config.derived(num_threads=choose_threads(algorithm.policy, rows))
         actions = ActionMap(spec.action_space, algorithm.policy.box_actions)
         collector = Collector(
             _learning_adapter(config, vector, env),
@@ -238,11 +238,11 @@ def _fit(config: TrainConfig, env: EnvLike | None) -> TrainConfig:
             "wrappers: a vector environment was given, and wrappers are for single ones; wrap it yourself"
         )
     if env is not None and is_atari(config.env_id, config.env_kwargs):  # a ready one: no defaults of ours
-        config = config.replace(vectorization="sync")
+        config = config.derived(vectorization="sync")
     if env is not None and not isinstance(env, VectorEnv) and config.vectorization == "native":
         raise ConfigError("vectorization: native needs an environment id or a ready vector environment")
     if isinstance(env, (gym.Env, VectorEnv)):
-        return config.replace(num_envs=env.num_envs if isinstance(env, VectorEnv) else 1)
+        return config.derived(num_envs=env.num_envs if isinstance(env, VectorEnv) else 1)
     return config
 
 

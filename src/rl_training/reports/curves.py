@@ -83,7 +83,8 @@ class Curve:
     @property
     def solid(self) -> NDArray[np.bool_]:
         """The points that are not dashed: evaluations that all runs have."""
-        return (self.counts == self.num_runs) & self.evaluated
+        found: NDArray[np.bool_] = (self.counts == self.num_runs) & self.evaluated
+        return found
 
 
 @dataclass(frozen=True)
