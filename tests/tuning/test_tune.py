@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import json
 import os
 import re
 import signal
@@ -240,7 +241,11 @@ def test_the_report_is_one_page_that_needs_no_network(result: TuneResult) -> Non
     assert page.count("plotly.js v") == 1, "the script is in it, once"
     assert not re.search(r"<script[^>]+src=|<link|<img|<iframe|@import|url\(http", body + STYLES(page))
     assert not re.search(r"<script[^>]+src=", page)
-    assert page.count("Plotly.newPlot(") - page.count('"Plotly.newPlot(') >= 6
+    (data,) = re.findall(r'<script type="application/json" id="charts">(.*?)</script>', page)
+    charts = json.loads(data)
+    assert len(charts) == 6
+    assert all(chart["traces"] for chart in charts)
+    assert "Content-Security-Policy" in page, "made by the builder of all pages"
     for heading in ("Optimization history", "Importance of the settings", "Parallel coordinates", "Slices",
                     "Evaluations during the trials", "Timeline", "Trials"):  # fmt: skip
         assert f"<h2>{heading}</h2>" in body

@@ -1,4 +1,4 @@
-// Draws the charts of report.html and curves.html. Colours of the ground come from page.css.
+// Draws the charts of the pages. Colours of the ground come from page.css.
 (function () {
   "use strict";
   var charts = JSON.parse(document.getElementById("charts").textContent);
@@ -13,6 +13,10 @@
     var axis = { gridcolor: t.line, linecolor: t.line, zerolinecolor: t.line, tickcolor: t.line,
       automargin: true, separatethousands: true };
     if (chart.small) { axis.nticks = 5; }
+    var axes = { xaxis: axis, yaxis: axis };
+    Object.keys(given).forEach(function (name) {
+      if (/^[xy]axis[0-9]*$/.test(name)) { axes[name] = Object.assign({}, axis, given[name]); }
+    });
     return Object.assign({
       margin: { l: 52, r: 12, t: chart.small ? 6 : 26, b: chart.small ? 24 : 36 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: t.line, activecolor: t.ink },
@@ -20,7 +24,7 @@
       font: { color: t.ink, size: 12, family: "system-ui, 'DejaVu Sans', sans-serif" }, hovermode: "x unified",
       hoverlabel: { bgcolor: t.raised, bordercolor: t.line, font: { color: t.text } }, showlegend: false,
       legend: { orientation: "h", x: 0, y: -0.18, yanchor: "top", font: { color: t.text } }
-    }, given, { xaxis: Object.assign({}, axis, given.xaxis), yaxis: Object.assign({}, axis, given.yaxis) });
+    }, given, axes);
   }
   function draw(chart) {
     var config = { responsive: true, displaylogo: false, plotlyServerURL: "",

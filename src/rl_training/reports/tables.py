@@ -8,14 +8,16 @@ row per seed of each task: what the manifest says).
 from __future__ import annotations
 
 import csv
+import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from rl_training.contracts.errors import CheckpointError, ConfigError
 from rl_training.contracts.state import MAX_NUMBER
+from rl_training.experiment.files import write_text
 from rl_training.reports.aggregates import place_of
 from rl_training.reports.curves import Panel, label_runs
 from rl_training.reports.records import RunRecord, clean, leaves, shown
@@ -52,15 +54,18 @@ def write_csv(directory: Path, tables: Sequence[Table]) -> list[Path]:
     written = []
     for table in tables:
         path = _place(directory, f"{table.name}.csv")
-        try:
-            with open(path, "w", encoding="utf-8", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerow(table.columns)
-                writer.writerows(zip(*table.columns.values(), strict=True))
-        except OSError as error:
-            raise CheckpointError(f"{path}: could not be written: {error.strerror}") from error
+        write_text(path, csv_text(table.columns, zip(*table.columns.values(), strict=True)))
         written.append(path)
     return written
+
+
+def csv_text(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A table as CSV; None is an empty cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def write_parquet(directory: Path, tables: Sequence[Table]) -> list[Path]:

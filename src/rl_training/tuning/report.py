@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import html
-import io
+import json
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -13,7 +11,6 @@ from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
-from plotly.offline import get_plotlyjs
 
 from rl_training.contracts.errors import ConfigError, RLTrainingError
 from rl_training.experiment.config import Layer, TrainConfig, merge, resolve
@@ -22,6 +19,8 @@ from rl_training.experiment.metadata import utc_now
 from rl_training.experiment.presets import find_preset
 from rl_training.experiment.schema import is_section, to_plain
 from rl_training.experiment.yaml_io import dump_yaml
+from rl_training.reports.page import Html, Page, element, facts, section, table
+from rl_training.reports.tables import csv_text
 from rl_training.tuning.search_space import space_to_plain
 from rl_training.tuning.study import Study, best_trial, config_of, ended, reason, shown
 from rl_training.tuning.tune import Plan, TuneResult
@@ -29,6 +28,8 @@ from rl_training.tuning.tune import Plan, TuneResult
 NOT_IN_A_PRESET = ("seed", "output_dir")
 STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 COLUMNS = ["trial", "state", "score", "seconds", "seeds", "reason"]
+HEIGHT = 480
+"""Pixels of a plot that does not say how high it should be."""
 
 
 def write_results(plan: Plan, study: Study) -> TuneResult:
@@ -160,12 +161,8 @@ def needs_trust(config: TrainConfig) -> bool:
 def trials_table(plan: Plan, trials: list[FrozenTrial]) -> str:
     """All trials as CSV."""
     names = [name for name in plan.space if any(name in trial.params for trial in trials)]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*COLUMNS, *names])
-    for trial in trials:
-        writer.writerow([*trial_row(trial), *(trial.params.get(name, "") for name in names)])
-    return text.getvalue()
+    rows = [[*trial_row(trial), *(trial.params.get(name, "") for name in names)] for trial in trials]
+    return csv_text([*COLUMNS, *names], rows)
 
 
 def trial_row(trial: FrozenTrial) -> list[Any]:
@@ -177,13 +174,6 @@ def trial_row(trial: FrozenTrial) -> list[Any]:
 
 
 # The page
-
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 1200px; margin: 2em auto; padding: 0 1em; color: #222; }
-table { border-collapse: collapse; font-size: 14px; } th, td { padding: 2px 10px; text-align: left; }
-th { border-bottom: 1px solid #888; } pre { background: #f4f4f4; padding: 1em; overflow-x: auto; }
-.plot { overflow-x: auto; } .note { color: #777; }
-"""
 
 
 def _importances(study: Study) -> Any:
@@ -203,64 +193,52 @@ PLOTS: dict[str, Callable[[Study], Any]] = {
 
 
 def report_page(plan: Plan, study: Study, result: TuneResult) -> str:
-    """The whole page, with plotly's script inside it: it needs no network."""
-    title = f"{result.study_name}: {result.best_score:.2f}"
-    trials = ended(study)
-    sections = [f"<h2>{heading}</h2>\n{_plot(draw, study)}" for heading, draw in PLOTS.items()]
-    return "\n".join(
-        [
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>",
-            f"<script>{get_plotlyjs()}</script>\n</head>\n<body>",
-            f"<h1>{html.escape(result.study_name)}</h1>\n{_facts(plan, result)}",
-            f"<h2>The best settings</h2>\n<pre>{html.escape(dump_yaml(preset_data(result.best)))}</pre>",
-            *sections,
-            f"<h2>Trials</h2>\n{_html_table(COLUMNS, map(trial_row, trials))}",
-            "</body>\n</html>\n",
-        ]
-    )
+    """The whole page, in one file that needs no network."""
+    page = Page(f"{result.study_name}: {result.best_score:.2f}")
+    page.add(element("h1", result.study_name), _facts(plan, result))
+    page.add(section("The best settings", element("pre", dump_yaml(preset_data(result.best)))))
+    for heading, draw in PLOTS.items():
+        page.add(section(heading, *_plot(page, heading, draw, study)))
+    rows = [[_cell(value) for value in trial_row(trial)] for trial in ended(study)]
+    page.add(section("Trials", table(COLUMNS, rows, numeric=(0, 2, 3))))
+    return page.render()
 
 
-def _facts(plan: Plan, result: TuneResult) -> str:
+def _facts(plan: Plan, result: TuneResult) -> Html:
     first = "it failed" if result.first_score is None else f"{result.first_score:.2f}"
-    rows = [
-        ("algorithm, environment", f"{result.best.algo}, {result.best.env_id}"),
-        ("trials", counted(result.counts)),
-        ("best", f"{result.best_score:.2f} (trial {result.best_trial})"),
-        ("first, with " + (f"preset {plan.preset}" if plan.preset else "the defaults"), first),
-        ("steps of a trial", f"{result.best.total_timesteps:,}"),
-        (
-            "score",
-            f"mean return of {plan.tune.episodes} episodes after the last step, of {plan.tune.seeds} training(s)",
-        ),
-        ("storage", shown(plan.url)),
-        ("written", f"{utc_now():%Y-%m-%d %H:%M} UTC"),
-    ]
-    return _html_table(["", ""], rows)
-
-
-def _html_table(head: list[str], rows: Any) -> str:
-    lines = [f"<tr>{''.join(f'<th>{html.escape(cell)}</th>' for cell in head)}</tr>"]
-    lines += [f"<tr>{''.join(f'<td>{html.escape(_cell(cell))}</td>' for cell in row)}</tr>" for row in rows]
-    return "<table>\n" + "\n".join(lines) + "\n</table>"
+    score = f"mean return of {plan.tune.episodes} episodes after the last step, of {plan.tune.seeds} training(s)"
+    return facts(
+        {
+            "algorithm, environment": f"{result.best.algo}, {result.best.env_id}",
+            "trials": counted(result.counts),
+            "best": f"{result.best_score:.2f} (trial {result.best_trial})",
+            "first, with " + (f"preset {plan.preset}" if plan.preset else "the defaults"): first,
+            "steps of a trial": f"{result.best.total_timesteps:,}",
+            "score": score,
+            "storage": shown(plan.url),
+            "written": f"{utc_now():%Y-%m-%d %H:%M} UTC",
+        }
+    )
 
 
 def _cell(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def _plot(draw: Callable[[Study], Any], study: Study) -> str:
+def _plot(page: Page, heading: str, draw: Callable[[Study], Any], study: Study) -> list[Html]:
     """One of Optuna's plots, or why there is none: some need several complete trials."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
             figure = draw(study)
         except (ValueError, RuntimeError, ZeroDivisionError) as error:
-            return _note(f"Not yet: {error}")
-    inside: str = figure.to_html(full_html=False, include_plotlyjs=False)
+            return [_note(f"Not yet: {error}")]
     notes = [_note(str(warning.message)) for warning in caught if issubclass(warning.category, UserWarning)]
-    return "\n".join([*notes, f'<div class="plot">{inside}</div>'])
+    drawn = json.loads(figure.to_json())
+    layout = {key: value for key, value in drawn["layout"].items() if key not in ("template", "title", "height")}
+    height = drawn["layout"].get("height") or HEIGHT
+    return [*notes, page.chart(heading, drawn["data"], height=height, **{"hovermode": "closest", **layout})]
 
 
-def _note(text: str) -> str:
-    return f'<p class="note">{html.escape(text)}</p>'
+def _note(text: str) -> Html:
+    return element("p", text, class_="soft")
