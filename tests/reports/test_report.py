@@ -339,7 +339,7 @@ def test_the_page_of_a_benchmark_has_its_statistics(report: Any, tmp_path: Path)
     assert cells[place + 5 : place + 10] == ["DQN", "1", "3", "0.21", "0.20 to 0.22"]
     assert "1.00" in page.text("b"), "PPO is surely better than DQN on the environment that both have"
     efficiency = page.charts[0]
-    assert [trace["name"] for trace in efficiency["traces"] if "name" in trace] == ["DQN", "PPO"]
+    assert [trace["name"] for trace in efficiency["traces"] if "name" in trace] == ["DQN (3 runs)", "PPO (5 runs)"]
     assert efficiency["traces"][-1]["y"][-1] == pytest.approx((40 + 50 + 70) / 300)
 
 
@@ -411,3 +411,13 @@ def test_what_cannot_work_is_refused(report: Any, suite: Path, tmp_path: Path, m
     assert "cannot be written" in refused(report(suite / "ppo-0", "--output", tmp_path / "file" / "page.html"))
     monkeypatch.setattr(curves, "find_spec", lambda name: None)
     assert "pip install 'rl-training[plot]'" in refused(report(suite / "ppo-0"))
+
+
+def test_curves_of_training_episodes_are_dashed(report: Any, tmp_path: Path) -> None:
+    write_run(tmp_path / "a", evaluations=[(10, 1.0), (20, 2.0)])
+    run = run_result(0, 50.0, evaluations=None, training_returns=[(100, None), (500, 20.0), (1000, 40.0)])
+    write_manifest(tmp_path / "manifest.json", Manifest(1, "mine", [task_result("ppo/cartpole", run)]))
+    assert report(tmp_path)[0] == 0
+    (line,) = parsed(tmp_path / "report.html").charts[0]["traces"]
+    assert line["line"]["dash"] == "dash"
+    assert line["y"][-1] == pytest.approx(0.4), "of a hundred"

@@ -199,15 +199,17 @@ def _band_traces(curve: Curve, color: str) -> list[dict[str, Any]]:
 
 
 def _line_traces(curve: Curve, panel: Panel, color: str) -> list[dict[str, Any]]:
-    """The line, and below it a dashed one that is seen where seeds or evaluations are missing."""
+    """The line, dashed if it is not of evaluations, and below it a dashed one that is seen where seeds are missing."""
+    whole = curve.counts == curve.num_runs
     traces: list[dict[str, Any]] = []
-    if not curve.solid.all():
+    if not whole.all():
         dashed = {"mode": "lines", "line": {"color": color, "width": 1.2, "dash": "dash"}, "showlegend": False}
         traces.append({**_common(curve), **dashed, "y": plain_numbers(curve.center), "hoverinfo": "skip"})
     hover = [f"{value:,.4g}{_band_text(curve, i)}" for i, value in enumerate(curve.center.tolist())]
-    marks = {"line": {"color": color, "width": 2}, "marker": {"color": color, "size": 5 if len(curve.steps) > 1 else 9}}
+    line = {"color": color, "width": 2, **({} if curve.evaluated else {"dash": "dash"})}
+    marks = {"line": line, "marker": {"color": color, "size": 5 if len(curve.steps) > 1 else 9}}
     mode = {"mode": "lines+markers" if len(curve.steps) <= 60 else "lines", "name": plot_text(legend(curve, panel))}
-    shown = {"y": plain_numbers(np.where(curve.solid, curve.center, np.nan)), "text": hover, "hovertemplate": "%{text}"}
+    shown = {"y": plain_numbers(np.where(whole, curve.center, np.nan)), "text": hover, "hovertemplate": "%{text}"}
     return [*traces, {**_common(curve), **mode, **marks, **shown}]
 
 
