@@ -2,44 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-STYLE_VERSION = 1
-"""To be raised when pictures of the same data should look otherwise, so that old ones count as stale."""
+from scripts.pages import Picture
+
 PARTS = ("environment", "acting", "learning", "the rest")
 PART_COLORS = ("#4c9f70", "#e0a458", "#33658a", "#c9c9c9")
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A plot that knows which data it was drawn from. Equal data need not give equal bytes."""
-
-    def digest(self) -> str:
-        """Of everything that is drawn. It is written into the picture, which is current if it has it."""
-        text = json.dumps([STYLE_VERSION, type(self).__name__, asdict(self)])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def is_current(self, path: Path) -> bool:
-        """Whether a file shows this data."""
-        return path.is_file() and f"data {self.digest()}" in path.read_text(encoding="utf-8")
-
-    def write(self, path: Path) -> None:
-        """Draw."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save(self.draw, self.size(), path, self.digest())
-
-    def size(self) -> tuple[float, float]:
-        """Inches."""
-        raise NotImplementedError
-
-    def draw(self, figure: Any) -> None:
-        """Put it on a figure."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -55,14 +24,12 @@ class SweepPlot(Picture):
     shares: list[list[float]]
     """For each of `PARTS`, its share at each value."""
 
-    def size(self) -> tuple[float, float]:
-        """See `Picture.size`."""
-        return 6.4, 4.6
-
-    def draw(self, figure: Any) -> None:
-        """See `Picture.draw`."""
+    def figure(self) -> Any:
+        """See `Picture.figure`."""
+        from matplotlib.figure import Figure
         from matplotlib.ticker import EngFormatter, FixedLocator, NullFormatter, NullLocator, PercentFormatter
 
+        figure = Figure(figsize=(6.4, 4.6), layout="constrained")
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
         top.fill_between(self.values, self.lows, self.highs, color=PART_COLORS[2], alpha=0.2, linewidth=0)
         top.plot(self.values, self.medians, "o-", color=PART_COLORS[2], markersize=4)
@@ -83,6 +50,7 @@ class SweepPlot(Picture):
         bottom.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         bottom.set_xlim(self.values[0], self.values[-1])
         figure.legend(loc="outside lower center", ncols=4, frameon=False)
+        return figure
 
 
 @dataclass(frozen=True)
@@ -93,12 +61,11 @@ class RatioPlot(Picture):
     ratios: dict[str, list[float | None]]
     """For each peer, one for each task."""
 
-    def size(self) -> tuple[float, float]:
-        """See `Picture.size`."""
-        return 6.4, 1.2 + 0.42 * len(self.tasks)
+    def figure(self) -> Any:
+        """See `Picture.figure`."""
+        from matplotlib.figure import Figure
 
-    def draw(self, figure: Any) -> None:
-        """See `Picture.draw`."""
+        figure = Figure(figsize=(6.4, 1.2 + 0.42 * len(self.tasks)), layout="constrained")
         ax = figure.subplots()
         height = 0.8 / max(1, len(self.ratios))
         for number, (peer, values) in enumerate(self.ratios.items()):
@@ -115,16 +82,4 @@ class RatioPlot(Picture):
         ax.set_xlabel("times as fast (1: equal)")
         ax.spines[["top", "right"]].set_visible(False)
         ax.legend(frameon=False, loc="lower right")
-
-
-def save(draw: Callable[[Any], None], size: tuple[float, float], path: Path, digest: str) -> None:
-    """Draw into a file, in which text stays text."""
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rl_training", "font.size": 8}):
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasSVG(figure)
-        draw(figure)
-        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None, "Description": f"data {digest}"})
+        return figure

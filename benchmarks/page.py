@@ -18,9 +18,9 @@ from benchmarks.harness import NAMES, RESULTS, ROOT
 from benchmarks.scaling import SWEEPS
 from benchmarks.sides.tasks import TASKS
 from benchmarks.summaries import Shares, Spread, ratios, seconds_to, spread, spread_of
+from scripts.pages import Content, Text, table, write_stale
 
 from rl_training.experiment.files import read_json
-from rl_training.zoo.report import Content, Text, table
 
 DOCS = ROOT / "docs"
 PAGE, FIGURES = "performance.md", "figures"
@@ -583,13 +583,7 @@ def sweep_plots(results: Results) -> Iterable[tuple[str, SweepPlot]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing")
-    args = parser.parse_args()
-    found = stale()
-    for path, content in found.items():
-        print(f"{'stale' if args.check else 'written'}: {path.relative_to(ROOT)}")
-        if not args.check:
-            content.write(path)
-    return 1 if args.check and found else 0
+    return write_stale(stale(), check=parser.parse_args().check)
 
 
 if __name__ == "__main__":

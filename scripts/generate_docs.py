@@ -2,7 +2,7 @@
 
 - Blocks in the pages, between `<!-- generated:KIND ARGUMENT -->` and `<!-- end -->`: tables of settings, presets,
   algorithms, commands, search spaces and trained agents, and the names of wrappers.
-- The results page and its plots, as `rl-training zoo report` writes them.
+- The results page and its plots, as `results_page.py` writes them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from scripts import results_page
+from scripts.pages import Content, Text, number, table, write_stale
+from scripts.results_page import environment_text
+
 from rl_training.algorithms.registry import registry
 from rl_training.cli import COMMANDS
 from rl_training.contracts.schedule import Schedule
@@ -28,12 +33,10 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import read_json
 from rl_training.experiment.presets import presets
 from rl_training.experiment.schema import to_plain
-from rl_training.zoo import report
+from rl_training.tuning.search_space import declared, space_to_plain
+from rl_training.tuning.tune import TuneConfig
 from rl_training.zoo.manifest import results_dir
-from rl_training.zoo.report import Content, Text, environment_text, number, table
-from rl_training.zoo.search_space import declared, space_to_plain
 from rl_training.zoo.suites import Normalization, Protocol, SuiteFile, TaskFile, plain_text
-from rl_training.zoo.tuning import TuneConfig
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -292,7 +295,7 @@ def generate(docs: Path = DOCS, results: Path | None = None) -> dict[Path, Conte
     """Every page that has something generated in it, and every plot, as they should be."""
     pages = {path: fill(path.read_text(encoding="utf-8")) for path in sorted(docs.rglob("*.md"))}
     blocks = {path: Text(text) for path, text in pages.items() if BLOCK.search(text)}
-    return {**blocks, **report.contents(docs, results or results_dir())}
+    return {**blocks, **results_page.contents(docs, results or results_dir())}
 
 
 def stale(docs: Path = DOCS, results: Path | None = None) -> dict[Path, Content]:
@@ -304,13 +307,7 @@ def main() -> int:
     """Write the pages, or say which are stale."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is stale")
-    check = parser.parse_args().check
-    found = stale()
-    for path, content in found.items():
-        print(f"{'stale' if check else 'wrote'}: {path.relative_to(ROOT)}")
-        if not check:
-            content.write(path)
-    return 1 if check and found else 0
+    return write_stale(stale(), check=parser.parse_args().check)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl_training.api.session import resume, train
 from rl_training.contracts.state import Segment
 from rl_training.envs.factory import EnvLike
 from rl_training.experiment.checkpointing import checkpoints_of, load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import read_metrics
-from rl_training.experiment.session import resume, train
 from rl_training.runtime.callbacks import RunView
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}

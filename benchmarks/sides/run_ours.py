@@ -32,8 +32,8 @@ def config_of(task: Task, threads: int, directory: str) -> dict[str, Any]:
 def side(task: Task, threads: int, clock: Clock) -> None:
     import torch
 
+    from rl_training.api.session import train
     from rl_training.experiment.config import Layer, resolve
-    from rl_training.experiment.session import train
 
     clock.mark("imported")
     clock.await_first_step(task.env_id)

@@ -23,8 +23,8 @@ def main() -> None:
 
     import torch
 
+    from rl_training.api.session import train
     from rl_training.experiment.config import Layer, resolve
-    from rl_training.experiment.session import train
 
     moments: list[dict[str, float]] = []
     warm = 0

@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for editors and type checkers
     from rl_training.api.agent import load as load
     from rl_training.api.agent import load_from_hub as load_from_hub
     from rl_training.api.facades import *  # noqa: F403 - the facades, from the generated stub
+    from rl_training.api.session import resume as resume
+    from rl_training.api.session import train as train
     from rl_training.contracts.schedule import (
         Constant as Constant,
     )
@@ -34,8 +36,6 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for editors and type checkers
         Piecewise as Piecewise,
     )
     from rl_training.experiment.config import TrainConfig as TrainConfig
-    from rl_training.experiment.session import resume as resume
-    from rl_training.experiment.session import train as train
     from rl_training.runtime.callbacks import Callback as Callback
     from rl_training.runtime.callbacks import RunView as RunView
     from rl_training.runtime.trainer import TrainResult as TrainResult
@@ -50,8 +50,8 @@ _HOMES = {
     "Linear": "contracts.schedule",
     "Piecewise": "contracts.schedule",
     "TrainConfig": "experiment.config",
-    "resume": "experiment.session",
-    "train": "experiment.session",
+    "resume": "api.session",
+    "train": "api.session",
     "Callback": "runtime.callbacks",
     "RunView": "runtime.callbacks",
     "TrainResult": "runtime.trainer",

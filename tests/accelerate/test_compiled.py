@@ -8,8 +8,8 @@ import pytest
 
 from rl_training.accelerate.native.takeover import Takeover
 from rl_training.algorithms.registry import registry
+from rl_training.api.session import train
 from rl_training.contracts.spec import AlgorithmSpec
-from rl_training.experiment.session import train
 from tests.accelerate.native_harness import HAS_COMPILER, compile_now
 from tests.contracts.test_loose_state import make_config
 from tests.resume_harness import differences, only_run

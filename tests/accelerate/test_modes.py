@@ -8,10 +8,10 @@ from torch import nn
 
 import rl_training
 from rl_training.accelerate import Accelerated, ArrayNetwork, current_mode, declare_pure, modes, report, using
+from rl_training.api.session import resume, train
 from rl_training.cli import main
 from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.session import resume, train
 from tests.accelerate.native_harness import HAS_COMPILER
 from tests.resume_harness import only_run
 

@@ -533,3 +533,37 @@ def test_ctrl_c_before_the_run_has_begun(cli: Cli, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(doctor_command, "package_versions", interrupt)
     assert cli("doctor") == 130
     assert "Traceback" not in cli.err
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How often a whole config is resolved, and how often it is checked that its settings go together."""
+    counts = {"_finish": 0, "problems": 0}
+
+    def counting(name: str) -> None:
+        method = getattr(TrainConfig, name)
+
+        def count(self: TrainConfig, *args: Any, **kwargs: Any) -> Any:
+            counts[name] += 1
+            return method(self, *args, **kwargs)
+
+        monkeypatch.setattr(TrainConfig, name, count)
+
+    for name in counts:
+        counting(name)
+    return counts
+
+
+def test_a_config_is_resolved_and_checked_once_for_a_run(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = counted(monkeypatch)
+    fixed = ["--algorithm.learning-rate", "1e-3", "--algorithm.clip-coef", "0.2"]  # no schedule that would be over
+    options = [*TINY, *fixed, "--total-timesteps", "64"]
+    assert cli("train", "ppo", "CartPole-v1", *options, "--output-dir", str(tmp_path)) == 0
+    assert counts == {"_finish": 1, "problems": 1}
+
+    (run,) = tmp_path.iterdir()
+    counts.update(_finish=0, problems=0)
+    assert cli("resume", str(run), "--total-timesteps", "128") == 0
+    # the run's config and that of the checkpoint are files of their own; the options are checked with the first
+    assert counts == {"_finish": 2, "problems": 3}

@@ -9,7 +9,7 @@ import pytest
 from rl_training.cli import main
 from rl_training.cli.tune_command import parse_tune
 from rl_training.experiment.yaml_io import parse_yaml
-from rl_training.zoo.tuning import TuneConfig
+from rl_training.tuning.tune import TuneConfig
 
 SMALL = [
     *("--timesteps", "64", "--episodes", "1", "--evaluations", "1"),

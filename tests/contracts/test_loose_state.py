@@ -25,18 +25,19 @@ from rl_training.accelerate.acting import ArrayNetwork
 from rl_training.accelerate.recording import Recorded
 from rl_training.algorithms.ppo import PPOAlgorithm
 from rl_training.algorithms.registry import registry
+from rl_training.api import session
+from rl_training.api.session import save_experiment
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.schedule import Linear
 from rl_training.contracts.spec import AlgorithmSpec
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.experiment import build, session
+from rl_training.experiment import build
 from rl_training.experiment.build import Experiment, build_experiment
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging import ProgressCallback
 from rl_training.experiment.restoring import load_experiment
 from rl_training.experiment.runs import RunDirectory
-from rl_training.experiment.session import save_experiment
 from rl_training.policies.noisy import NoisyLinear
 from rl_training.policies.parameters import ParameterStore
 from rl_training.runtime.callbacks import Callback

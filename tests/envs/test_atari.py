@@ -15,6 +15,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rl_training import DQN, PPO
+from rl_training.api.session import train
 from rl_training.contracts.environment import VectorStep
 from rl_training.contracts.errors import CheckpointError, ConfigError, MissingExtraError
 from rl_training.data import replay_buffer
@@ -26,7 +27,6 @@ from rl_training.envs.vector import AutoresetAdapter
 from rl_training.experiment.build import EPISODE_BOUNDARY, EXACT, build_experiment
 from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.session import train
 from rl_training.runtime.collector import EpisodeStatistics
 from tests.resume_harness import _flat, _same, crash_and_resume, differences
 

@@ -12,8 +12,8 @@ import pytest
 from gymnasium import spaces
 
 from rl_training import PPO, TrainConfig, load
+from rl_training.api.session import resume, train
 from rl_training.experiment.checkpointing import checkpoints_of, load_checkpoint
-from rl_training.experiment.session import resume, train
 from tests.resume_harness import _flat, _same, differences
 
 

@@ -12,13 +12,13 @@ import pytest
 import rl_training
 from rl_training import load
 from rl_training.algorithms.registry import registry
+from rl_training.api.session import resume, train
 from rl_training.contracts.schedule import Linear
 from rl_training.contracts.spec import Regime
 from rl_training.data import replay_buffer
 from rl_training.experiment.checkpointing import checkpoints_of, load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import RunDirectory
-from rl_training.experiment.session import resume, train
 from tests.envs.goal_tasks import BitFlipping, PointTouching
 from tests.envs.pixel_tasks import DOT
 from tests.resume_harness import (

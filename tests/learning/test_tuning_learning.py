@@ -9,7 +9,7 @@ import pytest
 
 from rl_training import train
 from rl_training.cli import load_config
-from rl_training.zoo.tuning import TuneConfig, tune
+from rl_training.tuning.tune import TuneConfig, tune
 
 pytestmark = pytest.mark.learning
 

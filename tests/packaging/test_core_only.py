@@ -165,7 +165,7 @@ def test_core_alone_has_the_zoo_but_for_statistics_and_plots(core_only: str, tmp
     run_python(HIDE + "import rl_training.zoo.benchmark, rl_training.zoo.worker, rl_training.zoo.progress", core_only)
     shown = run_python(HIDE + 'run(["zoo", "benchmark", "--list"])', core_only, cwd=tmp_path)
     assert "smoke" in shown
-    report = json.dumps(["zoo", "report", "--docs-dir", str(ROOT / "docs"), "--check"])
+    report = json.dumps(["plot", str(tmp_path)])
     code = HIDE + "from rl_training.cli import main\nprint('code', main(json.loads(sys.argv.pop(1))))"
     refused = run_python(code, core_only, report, cwd=tmp_path)
     assert "pip install 'rl-training[plot]'" in refused

@@ -16,19 +16,27 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 from rl_training.algorithms.registry import get_spec
+from rl_training.api.session import (
+    Callbacks,
+    describe_environment,
+    run_experiment,
+    save_experiment,
+    save_weights,
+)
 from rl_training.contracts.algorithm import Algorithm, Policy
 from rl_training.contracts.arrays import ArrayObservation
 from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError, ConfigError, DataError
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.contracts.spec import ACTION_MASK
+from rl_training.deploy.export import ExportFormat, export_policy
+from rl_training.deploy.hub import CARD, VIDEO, download, model_card, require_hub, upload
+from rl_training.deploy.video import recorder, require_video
 from rl_training.envs.factory import EnvLike, describe_env
 from rl_training.envs.masks import has_choice, mask_size
 from rl_training.experiment.build import Experiment, build_experiment, using_threads
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import Layer, TrainConfig, merge, resolve
-from rl_training.experiment.export import ExportFormat, export_policy
-from rl_training.experiment.hub import CARD, VIDEO, download, model_card, require_hub, upload
 from rl_training.experiment.lock import run_lock
 from rl_training.experiment.metadata import collect_metadata
 from rl_training.experiment.presets import find_preset, presets
@@ -36,14 +44,6 @@ from rl_training.experiment.replay import read_replay, save_replay
 from rl_training.experiment.restoring import initialize, load_experiment
 from rl_training.experiment.runs import RunDirectory
 from rl_training.experiment.schema import to_plain, unknown_key
-from rl_training.experiment.session import (
-    Callbacks,
-    describe_environment,
-    run_experiment,
-    save_experiment,
-    save_weights,
-)
-from rl_training.experiment.video import require_video
 from rl_training.runtime.collector import to_tensors
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.off_policy import OffPolicyTrainer
@@ -215,7 +215,7 @@ class Agent:
     ) -> EvaluationResult:
         """Film episodes as mp4 files (extra `video`)."""
         prefix = f"{self.config.algo}-step-{self.num_timesteps}"
-        evaluator = self._experiment.recorder(Path(directory), prefix, num_episodes)
+        evaluator = recorder(self._experiment, Path(directory), prefix, num_episodes)
         return self._play(evaluator, num_episodes, deterministic, seed)
 
     def render(
@@ -450,7 +450,7 @@ def _override(config: TrainConfig, settings: Mapping[str, Any], algo: str) -> Tr
     if not settings:
         return config
     changes = split_settings(algo, settings, config.env_id)
-    return resolve([Layer(config.to_dict(), "TrainConfig"), Layer(changes, "keywords")])
+    return config.updated(changes, "keywords")
 
 
 def load(

@@ -11,7 +11,7 @@ import tyro
 from rl_training.api.agent import load
 from rl_training.cli import parsing
 from rl_training.contracts.settings import documented, setting
-from rl_training.experiment.export import SUFFIXES, ExportFormat, default_name, require_export
+from rl_training.deploy.export import SUFFIXES, ExportFormat, default_name, require_export
 
 
 @documented

@@ -64,7 +64,7 @@ def _summary(cls: type[object]) -> str:
 
 def _push(options: PushArgs) -> int:
     from rl_training.api.agent import load
-    from rl_training.experiment.hub import require_hub
+    from rl_training.deploy.hub import require_hub
 
     require_hub()
     agent = load(options.path, trust=options.trust, learner_only=True)
@@ -79,7 +79,7 @@ def _push(options: PushArgs) -> int:
 
 
 def _pull(options: PullArgs) -> int:
-    from rl_training.experiment.hub import download
+    from rl_training.deploy.hub import download
 
     path = download(options.repo_id, options.directory or Path(options.repo_id.split("/")[-1]), options.revision)
     print(f"checkpoint: {path}")

@@ -11,6 +11,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.schedule import Schedule
 from rl_training.envs.wrappers import WrapperConfig
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.schema import to_plain
 from rl_training.experiment.yaml_io import dump_yaml, parse_yaml
 
@@ -24,6 +25,23 @@ def parse(cls: type[T], args: list[str], *, prog: str, description: str, default
         if default is None:
             return tyro.cli(cls, args=args, prog=prog, description=description)
         return tyro.cli(cls, args=args, prog=prog, description=description, default=default)
+
+
+class _Options(TrainConfig):
+    """A config as options: what they say is checked by `TrainConfig.updated`, with the name of its source."""
+
+    __doc__ = TrainConfig.__doc__
+
+    def __post_init__(self) -> None:
+        """Nothing is checked here."""
+
+
+def parse_changes(base: TrainConfig, args: list[str], *, prog: str, description: str) -> dict[str, Any]:
+    """The fields of a config that options set to something else; their help shows the config's own values."""
+    default = object.__new__(_Options)
+    vars(default).update(vars(base))
+    parsed = parse(_Options, args, prog=prog, description=description, default=default)
+    return {name: value for name, value in vars(parsed).items() if value != getattr(base, name)}
 
 
 def key_values(args: list[str]) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
 from rl_training.contracts.text import printable
-from rl_training.zoo.curves import make_panels, require_plot
-from rl_training.zoo.records import find_run_dirs, read_runs
+from rl_training.reports.curves import make_panels, require_plot
+from rl_training.reports.records import find_run_dirs, read_runs
 
 if TYPE_CHECKING:
     from rl_training.zoo.manifest import Manifest
@@ -43,8 +43,8 @@ def run(args: list[str]) -> int:
     """See the module."""
     options = parsing.parse(PlotArgs, args, prog="rl-training plot", description=str(PlotArgs.__doc__).split("\n")[0])
     require_plot()
-    from rl_training.zoo.plotting import outputs, write_plots
-    from rl_training.zoo.tables import make_tables, write_csv, write_parquet
+    from rl_training.reports.plotting import outputs, write_plots
+    from rl_training.reports.tables import make_tables, write_csv, write_parquet
 
     outputs(options.output)  # refused before any work is done
     paths, notes = find_run_dirs(options.paths)
@@ -62,7 +62,7 @@ def run(args: list[str]) -> int:
         written += write_parquet(options.parquet, tables) if options.parquet is not None else []
     for panel in panels:
         for curve in panel.curves:
-            print(printable(f"{panel.environment}: {curve.label}, {len(curve.runs)} seed(s), {panel.metric}"))
+            print(printable(f"{panel.title}: {curve.label}, {curve.num_runs} seed(s), {panel.metric}"))
     print("\n".join(f"wrote {path}" for path in written))
     return 0
 

@@ -14,8 +14,8 @@ from rl_training.cli.plot_command import say_all
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
 from rl_training.experiment.files import refuse_links, write_text
-from rl_training.zoo.curves import require_plot
-from rl_training.zoo.records import is_run_dir
+from rl_training.reports.curves import require_plot
+from rl_training.reports.records import is_run_dir
 
 PAGE = "report.html"
 
@@ -40,8 +40,8 @@ def run(args: list[str]) -> int:
         problem = "is not a directory" if os.path.lexists(options.path) else "does not exist"
         raise ConfigError(f"'{options.path}' {problem}: name a run directory, or a directory of runs")
     place = _place(options.path, options.output)
-    from rl_training.zoo.run_report import run_report
-    from rl_training.zoo.suite_report import suite_report
+    from rl_training.reports.run_report import run_report
+    from rl_training.reports.suite_report import suite_report
 
     make = run_report if is_run_dir(options.path) else suite_report
     page, problems = make(options.path, video=options.video, trust=options.trust)

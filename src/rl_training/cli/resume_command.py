@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from pathlib import Path
 
 from rl_training.algorithms.registry import registry
@@ -13,7 +12,6 @@ from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.config import NETWORK_LOGGERS, TrainConfig, read_config
 from rl_training.experiment.restoring import MAY_CHANGE
 from rl_training.experiment.runs import CONFIG, RunDirectory
-from rl_training.experiment.session import resume
 
 DESCRIPTION = f"""Continue a run from its newest good checkpoint.
 
@@ -34,14 +32,12 @@ def run(args: list[str]) -> int:
     known, options = first.parse_known_args(args)
     if options and options[0] in ("-h", "--help"):
         default = TrainConfig(algo=next(iter(registry())), env_id="CartPole-v1")  # any has the settings of a run
-        parsing.parse(TrainConfig, options, prog="rl-training resume", description=DESCRIPTION, default=default)
+        parsing.parse_changes(default, options, prog="rl-training resume", description=DESCRIPTION)
     if not options or options[0].startswith("-"):
         raise ConfigError("say which run to go on with: `rl-training resume runs/<run>`; `rl-training runs` lists them")
     path, options = Path(options[0]), options[1:]
     RunDirectory(path).require()
     base = read_config(path / CONFIG, trust=True)  # only read: `resume` refuses what it may not ask for
-    config = parsing.parse(TrainConfig, options, prog="rl-training resume", description=DESCRIPTION, default=base)
-    names = [field.name for field in dataclasses.fields(TrainConfig)]
-    changes = {name: getattr(config, name) for name in names if getattr(config, name) != getattr(base, name)}
-    changes |= {name: getattr(config, name) for name in NETWORK_LOGGERS if name in said(options)}
+    changes = parsing.parse_changes(base, options, prog="rl-training resume", description=DESCRIPTION)
+    changes |= {name: f"--no-{name}" not in options for name in NETWORK_LOGGERS if name in said(options)}
     return report(resume(path, progress=not known.quiet, trust=known.trust, learner_only=known.learner_only, **changes))

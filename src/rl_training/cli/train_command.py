@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.algorithms.registry import registry
+from rl_training.api.session import train
 from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.text import printable
 from rl_training.experiment.config import NETWORK_LOGGERS, Layer, TrainConfig
 from rl_training.experiment.presets import Preset, presets, resolve_with_preset
-from rl_training.experiment.session import train
 from rl_training.experiment.yaml_io import read_yaml
 from rl_training.runtime.trainer import TrainResult
 
@@ -84,23 +84,13 @@ def parse_train(args: list[str]) -> tuple[TrainConfig, Preset | None, bool]:
         )
     layers.append(Layer(typed, "command line"))
     base, preset = resolve_with_preset(layers, combinations=False)  # options may still mend them
-    try:
-        config = parsing.parse(TrainConfig, options, prog="rl-training train", description=DESCRIPTION, default=base)
-    except ConfigError as error:
-        raise ConfigError([_name_source(text, layers, options) for text in error.problems]) from error
-    return config, preset, known.quiet
+    changes = parsing.parse_changes(base, options, prog="rl-training train", description=DESCRIPTION)
 
+    def source_of(name: str) -> str:
+        """The file that a setting comes from, or the command line."""
+        return next((layer.source for layer in reversed(layers) if name in layer.data), "command line")
 
-def _name_source(problem: str, layers: list[Layer], options: list[str]) -> str:
-    """A problem of the whole config under the file that it comes from, or the command line."""
-    text = problem.removeprefix("TrainConfig > ")
-    name = text.partition(":")[0]
-    spellings = (f"--{name}", f"--{name.replace('_', '-')}")
-    if not any(option.split("=")[0] in spellings for option in options):
-        for layer in reversed(layers):
-            if name in layer.data:
-                return f"{layer.source} > {text}"
-    return f"command line > {text}"
+    return base.updated(changes, "command line", source_of), preset, known.quiet
 
 
 def said(options: list[str]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.config import module_problems
 from rl_training.experiment.yaml_io import dump_yaml, read_yaml
-from rl_training.zoo.search_space import space_to_plain
-from rl_training.zoo.tuning import TuneConfig, TuneResult, make_plan, tune
+from rl_training.tuning.search_space import space_to_plain
+from rl_training.tuning.tune import TuneConfig, TuneResult, make_plan, tune
 
 DESCRIPTION = """Search for better hyper-parameters, beginning with the preset if there is one (extra `tune`).
 
@@ -79,7 +79,7 @@ def _checked(config: TuneConfig) -> TuneConfig:
 
 def report(result: TuneResult) -> int:
     """Say what was found and where it is; the exit code."""
-    from rl_training.zoo.tuning_report import counted, needs_trust
+    from rl_training.tuning.report import counted, needs_trust
 
     first = "failed" if result.first_score is None else f"{result.first_score:.2f}"
     print(f"{counted(result.counts)}; best {result.best_score:.2f} (trial {result.best_trial}), first trial {first}")

@@ -1,4 +1,4 @@
-"""`rl-training zoo list | show | agents | benchmark | report`: presets, trained agents, suites and their results."""
+"""`rl-training zoo list | show | agents | benchmark`: presets, trained agents, and suites."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 @documented
 @dataclass
 class ZooArgs:
-    """Presets, trained agents, benchmark suites and results.
+    """Presets, trained agents and benchmark suites.
 
     `zoo list` lists the presets and `zoo show ppo/cartpole` shows one; `zoo agents` lists the trained agents that ship
-    with the package; `zoo benchmark --help` and `zoo report --help` tell of suites and of the results page.
+    with the package; `zoo benchmark --help` tells of suites.
     """
 
-    action: Annotated[Literal["list", "show", "agents", "benchmark", "report"], tyro.conf.Positional] = setting(
+    action: Annotated[Literal["list", "show", "agents", "benchmark"], tyro.conf.Positional] = setting(
         "list", "What to do."
     )
     name: Annotated[str, tyro.conf.Positional] = setting("", "For list and agents: an algorithm. For show: a preset.")
@@ -56,23 +56,10 @@ class BenchmarkArgs:
     trust: bool = setting(False, "Let the file name a module to import (package:Env-v0).")
 
 
-@documented
-@dataclass
-class ReportArgs:
-    """Write the results page and its plots anew from the manifests."""
-
-    docs_dir: Path = setting(Path("docs"), "Holds published.yaml; results.md and figures/ are written there.")
-    results_dir: Path | None = setting(None, "Manifests to read; by default those of the package.")
-    add: tuple[Path, ...] = setting((), "First merge these manifests, or suite directories, into the results.")
-    check: bool = setting(False, "Write nothing; exit with 1 if something is stale.")
-
-
 def run(args: list[str]) -> int:
     """See the module."""
     if args[:1] == ["benchmark"]:
         return _benchmark(args[1:])
-    if args[:1] == ["report"]:
-        return _report(args[1:])
     options = parsing.parse(ZooArgs, args, prog="rl-training zoo", description=_summary(ZooArgs))
     if options.action == "show":
         if not options.name:
@@ -157,23 +144,6 @@ def _say_outcome(outcome: Outcome, log_file: Callable[[Job], Path]) -> None:
         print(f"to look at it: rl-training report {shlex.quote(str(outcome.directory))} --video")
     if done < len(outcome.jobs):
         print("to go on: call the same command again")
-
-
-def _report(args: list[str]) -> int:
-    options = parsing.parse(ReportArgs, args, prog="rl-training zoo report", description=_summary(ReportArgs))
-    from rl_training.zoo import report
-
-    results = options.results_dir or report.results_dir()
-    for path in options.add:
-        if options.check:
-            raise ConfigError("--add and --check: choose one")
-        print(f"merged into {report.add_results(path, results)}")
-    found = report.stale(options.docs_dir, results)
-    for path, content in found.items():
-        print(f"{'stale' if options.check else 'wrote'}: {path}")
-        if not options.check:
-            content.write(path)
-    return 1 if options.check and found else 0
 
 
 def _summary(cls: type[object]) -> str:

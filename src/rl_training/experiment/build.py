@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -46,7 +45,6 @@ from rl_training.envs.wrappers import stack_of
 from rl_training.experiment.checkpointing import round_trip
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.replay import read_replay
-from rl_training.experiment.video import recording_env
 from rl_training.policies.exploration import RandomPolicy
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.evaluator import Evaluator
@@ -140,13 +138,12 @@ class Experiment:
         """The mode of acceleration, and how each function runs: `recorded`, `compiled`, or as plain torch and why."""
         return {"mode": self.config.accelerate, "functions": report(self.trainer.algorithm)}
 
-    def recorder(self, directory: Path, prefix: str, num_episodes: int = 1) -> Evaluator:
-        """An evaluator with one environment that writes videos."""
-        return self._make_evaluator(recording_env(self._make_single_env, directory, prefix, num_episodes))
-
     def viewer(self) -> Evaluator:
         """An evaluator with one environment that renders to the screen."""
-        env = self._make_single_env("human")
+        return self.evaluator_of(self.make_single_env("human"))
+
+    def evaluator_of(self, env: gym.Env[Any, Any]) -> Evaluator:
+        """An evaluator with that one environment."""
         return self._make_evaluator(
             AutoresetAdapter(SyncVectorEnv([lambda: env], autoreset_mode=AutoresetMode.DISABLED))
         )
@@ -173,14 +170,14 @@ class Experiment:
         given = self.eval_env if self.eval_env is not None else self.env
         config = self.config
         if config.vectorization == "async":  # workers would cost more than they give for a few episodes
-            config = config.replace(vectorization="sync")
+            config = config.derived(vectorization="sync")
         if given is None or not isinstance(given, (gym.Env, VectorEnv)):
             count = min(config.num_envs, config.eval_episodes, MAX_EVAL_ENVS)
             return make_vector_env(config, count, env=given, autoreset_mode=AutoresetMode.DISABLED)
         own = given if self.eval_env is not None else copy_env(given)
         return make_vector_env(config, 1, env=own, autoreset_mode=AutoresetMode.DISABLED)
 
-    def _make_single_env(self, render_mode: str) -> gym.Env[Any, Any]:
+    def make_single_env(self, render_mode: str) -> gym.Env[Any, Any]:
         """One environment that renders; objects can only be filmed if they were made to be."""
         chosen = self.eval_env if self.eval_env is not None else self.env
         if chosen is None:
@@ -221,7 +218,7 @@ def build_experiment(config: TrainConfig, env: EnvLike | None = None, eval_env: 
             algorithm = algorithm_spec.algorithm(config.algorithm, spec, device, rng)
         if config.num_threads is None:
             rows = config.algorithm.rows_per_update(vector.num_envs)
-            config = config.replace(num_threads=choose_threads(algorithm.policy, rows))
+            config = config.derived(num_threads=choose_threads(algorithm.policy, rows))
         actions = ActionMap(spec.action_space, algorithm.policy.box_actions)
         collector = Collector(
             _learning_adapter(config, vector, env),
@@ -308,11 +305,11 @@ def _fit(config: TrainConfig, env: EnvLike | None) -> TrainConfig:
             "wrappers: a vector environment was given, and wrappers are for single ones; wrap it yourself"
         )
     if env is not None and is_atari(config.env_id, config.env_kwargs):  # a ready one: no defaults of ours
-        config = config.replace(vectorization="sync")
+        config = config.derived(vectorization="sync")
     if env is not None and not isinstance(env, VectorEnv) and config.vectorization == "native":
         raise ConfigError("vectorization: native needs an environment id or a ready vector environment")
     if isinstance(env, (gym.Env, VectorEnv)):
-        return config.replace(num_envs=env.num_envs if isinstance(env, VectorEnv) else 1)
+        return config.derived(num_envs=env.num_envs if isinstance(env, VectorEnv) else 1)
     return config
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from rl_training.accelerate import Mode, mode_problem
 from rl_training.algorithms.registry import get_spec
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
-from rl_training.contracts.spec import AlgorithmConfig
+from rl_training.contracts.spec import AlgorithmConfig, AlgorithmSpec
 from rl_training.envs.atari import PREFIX, AtariConfig, is_atari
 from rl_training.envs.factory import Vectorization, module_of
 from rl_training.envs.wrappers import WrapperConfig, wrapper_problem
@@ -110,17 +111,26 @@ class TrainConfig:
             known = isinstance(self.env_id, str) and isinstance(self.env_kwargs, dict)
             native = known and is_atari(self.env_id, self.env_kwargs) and not self.wrappers and not self.env_kwargs
             self.vectorization = "native" if native else "sync"
+        self._convert([field.name for field in dataclasses.fields(self)], spec, source, problems)
+        if combinations or problems:
+            self._check_combinations(source, problems)
+
+    def _convert(
+        self, names: Collection[str], spec: AlgorithmSpec | None, source: Callable[[str], str], problems: list[str]
+    ) -> None:
+        """Make values of the declared types out of some fields; a wrong one becomes its default."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name == "algorithm" or value is dataclasses.MISSING:
+            if field.name not in names or field.name == "algorithm" or value is dataclasses.MISSING:
                 continue
             valid = convert_fields(TrainConfig, {field.name: value}, source(field.name), problems)
             setattr(self, field.name, valid.get(field.name, default_of(field)))
-        if spec is not None:
+        if spec is not None and "algorithm" in names:
             algorithm = {} if self.algorithm is None else self.algorithm
             self.algorithm = build(spec.config, algorithm, f"{source('algorithm')} > algorithm", problems)
-        if combinations or problems:
-            problems += [f"{source(text.partition(':')[0])} > {text}" for text in self.problems()]
+
+    def _check_combinations(self, source: Callable[[str], str], problems: list[str]) -> None:
+        problems += [f"{source(text.partition(':')[0])} > {text}" for text in self.problems()]
 
     def problems(self) -> list[str]:
         """Combinations of settings that cannot work."""
@@ -165,9 +175,47 @@ class TrainConfig:
         return resolve([Layer(dict(data), source)])
 
     def replace(self, **changes: Any) -> TrainConfig:
-        """A copy with some fields changed and everything checked again."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return TrainConfig(**{**values, **changes})
+        """A copy with some fields changed. See `updated`."""
+        return self.updated(changes)
+
+    def updated(
+        self,
+        changes: Mapping[str, Any],
+        source: str = "TrainConfig",
+        base: Callable[[str], str] = lambda name: "TrainConfig",
+    ) -> TrainConfig:
+        """A copy with a layer of changes on top, merged as in `resolve`.
+
+        Only the changes are checked, and whether all settings still go together. Problems name `source` for a changed
+        field and `base(field)` for another.
+        """
+        problems: list[str] = []
+        algo = changes.get("algo", self.algo)
+        spec = None
+        try:
+            spec = get_spec(algo)
+        except ConfigError as error:
+            problems += [f"{source} > {text}" for text in error.problems]
+        valid = _valid_part(Layer(changes, source), algo, problems)
+        names = {*valid, "algorithm"} if algo != self.algo else set(valid)
+        before = {name: to_plain(getattr(self, name)) for name in names}
+        config = self.derived(**merge(before, valid))
+
+        def source_of(name: str) -> str:
+            return source if name in changes else base(name)
+
+        config._convert(names, spec, source_of, problems)
+        config._check_combinations(source_of, problems)
+        if problems:
+            raise ConfigError(problems)
+        return config
+
+    def derived(self, **values: Any) -> TrainConfig:
+        """A copy with values that the package itself has found, such as the number of threads: nothing is checked."""
+        config = copy.copy(self)
+        for name, value in values.items():
+            setattr(config, name, value)
+        return config
 
 
 NETWORK_LOGGERS = ("wandb", "mlflow")

@@ -2,6 +2,9 @@
 
 The operating system holds it and releases it when the process ends, however it ends, so there are no stale locks; the
 process's number is written into the file only to be named in messages.
+
+It is a record lock (`lockf`), not `flock`, which the package filelock takes: a `flock` is inherited by forked
+processes, so a worker of an environment that outlives a killed run would keep the run locked.
 """
 
 from __future__ import annotations

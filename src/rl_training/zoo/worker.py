@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from rl_training.algorithms.registry import get_spec
 from rl_training.api import facades
 from rl_training.api.agent import Agent, agent_of
+from rl_training.api.session import resume, train
 from rl_training.contracts.errors import CheckpointError
 from rl_training.experiment.checkpointing import checkpoints_of
 from rl_training.experiment.config import NETWORK_LOGGERS, Layer, TrainConfig, read_config, resolve
@@ -31,7 +32,6 @@ from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.restoring import load_experiment
 from rl_training.experiment.runs import CONFIG, METRICS, RunDirectory
 from rl_training.experiment.schema import INVALID, build, to_plain
-from rl_training.experiment.session import resume, train
 from rl_training.runtime.callbacks import Callback, RunView
 from rl_training.zoo.manifest import Evaluated, RunResult, config_hash, dump
 from rl_training.zoo.suites import Protocol

@@ -1,0 +1,98 @@
+"""What the generators of the docs share: Markdown tables, and files that know whether they are current."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rl_training.contracts.errors import MissingExtraError
+
+
+class Content(Protocol):
+    """Something that is written to a file."""
+
+    def is_current(self, path: Path) -> bool:
+        """Whether the file has it."""
+        ...
+
+    def write(self, path: Path) -> None:
+        """Write it there."""
+        ...
+
+
+@dataclass(frozen=True)
+class Text:
+    """A page."""
+
+    text: str
+
+    def is_current(self, path: Path) -> bool:
+        """See `Content.is_current`."""
+        return path.is_file() and path.read_text(encoding="utf-8") == self.text
+
+    def write(self, path: Path) -> None:
+        """See `Content.write`."""
+        path.write_text(self.text, encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An SVG plot that knows which data it was drawn from. Equal data need not give equal bytes (extra `plot`)."""
+
+    def data(self) -> Any:
+        """Everything that is drawn, as plain data."""
+        return asdict(self)
+
+    def digest(self) -> str:
+        """The hash of the data. It is written into the file, which is current if it has it."""
+        text = json.dumps([STYLE_VERSION, type(self).__name__, self.data()])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def is_current(self, path: Path) -> bool:
+        """See `Content.is_current`."""
+        return path.is_file() and f"data {self.digest()}" in path.read_text(encoding="utf-8")
+
+    def write(self, path: Path) -> None:
+        """See `Content.write`."""
+        try:
+            import matplotlib
+        except ImportError as error:
+            raise MissingExtraError("plots of results", "plot") from error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # text stays text, and ids come from the content: small files that are the same every time
+        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rl_training", "font.size": 8}):
+            about = {"Date": None, "Creator": None, "Description": f"data {self.digest()}"}
+            self.figure().savefig(path, format="svg", metadata=about)
+
+    def figure(self) -> Any:
+        """The matplotlib figure."""
+        raise NotImplementedError
+
+
+STYLE_VERSION = 1
+"""To be raised when pictures of the same data should look otherwise, so that old ones count as stale."""
+
+
+def write_stale(stale: Mapping[Path, Content], *, check: bool) -> int:
+    """Write what is stale, or with `check` only name it; the exit code."""
+    for path, content in stale.items():
+        print(f"{'stale' if check else 'wrote'}: {path}")
+        if not check:
+            content.write(path)
+    return 1 if check and stale else 0
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *map(list, rows)]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def number(value: float, form: str = ",.1f") -> str:
+    """One digit after the point, with a real minus sign."""
+    return f"{value:{form}}".replace("-", "−")

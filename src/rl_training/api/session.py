@@ -1,0 +1,522 @@
+"""Running an experiment: with or without a run directory, from the start or from a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import signal
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rl_training.contracts.errors import CheckpointError, ConfigError
+from rl_training.contracts.random import draw_seed, random_stream
+from rl_training.contracts.schedule import Schedule
+from rl_training.contracts.spec import OffPolicyConfig
+from rl_training.deploy.profiling import Profiler, watched_methods
+from rl_training.deploy.video import VideoCallback, recorder, require_video
+from rl_training.envs.factory import EnvLike, describe_env
+from rl_training.experiment.build import (
+    EPISODE_BOUNDARY,
+    EXACT,
+    LEARNER_ONLY,
+    WEIGHTS_ONLY,
+    Experiment,
+    build_experiment,
+    using_threads,
+)
+from rl_training.experiment.checkpointing import (
+    CheckpointCallback,
+    checkpoints_of,
+    find_checkpoint,
+    save_checkpoint,
+)
+from rl_training.experiment.config import Layer, TrainConfig, resolve
+from rl_training.experiment.files import UnwritableError
+from rl_training.experiment.lock import run_lock
+from rl_training.experiment.logging import (
+    JsonlLogger,
+    Logger,
+    LoggingCallback,
+    MlflowLogger,
+    ProgressCallback,
+    TensorBoardLogger,
+    WandbLogger,
+    read_metrics,
+    require_mlflow,
+    require_wandb,
+)
+from rl_training.experiment.metadata import collect_metadata
+from rl_training.experiment.restoring import (
+    changeable,
+    differing_machine,
+    initialize,
+    refuse_changes,
+    refuse_edits,
+    require_environment,
+    restore,
+)
+from rl_training.experiment.runs import CONFIG, METRICS, EvaluationLog, RunDirectory, make_run_dir
+from rl_training.experiment.yaml_io import read_yaml
+from rl_training.runtime.callbacks import (
+    Callback,
+    CallbackLike,
+    EvaluateFn,
+    EvaluationCallback,
+    Every,
+    StopAfterSeconds,
+    StopOnNoImprovement,
+    StopOnReward,
+    as_callbacks,
+)
+from rl_training.runtime.evaluator import EvaluationStoppedError
+from rl_training.runtime.trainer import Trainer, TrainResult
+
+Callbacks = CallbackLike | Sequence[CallbackLike] | None
+
+
+def train(
+    config: TrainConfig,
+    *,
+    env: EnvLike | None = None,
+    eval_env: EnvLike | None = None,
+    callback: Callbacks = None,
+    progress: bool = True,
+    profile: bool = False,
+) -> TrainResult:
+    """Train from a config, in a new run directory below `config.output_dir`.
+
+    With `profile`, the run directory gets a table of where the time went (`profile.json`), and a trace of the first
+    spans that chrome://tracing and Perfetto open (`trace.json`).
+
+    Example:
+        >>> result = train(TrainConfig(algo="ppo", env_id="CartPole-v1"))  # doctest: +SKIP
+        >>> result.checkpoint_path, result.metrics["global_step"]  # doctest: +SKIP
+    """
+    experiment = build_experiment(config, env, eval_env)
+    config = experiment.config
+    try:
+        require_extras(config)
+        if config.init_from is not None:
+            initialize(experiment, config.init_from)
+        run_dir = RunDirectory(make_run_dir(config))
+        with run_lock(run_dir.path):
+            return run_experiment(
+                experiment,
+                config.total_timesteps,
+                run_dir=run_dir,
+                callback=callback,
+                progress=progress,
+                profiler=Profiler() if profile else None,
+            )
+    finally:
+        experiment.close()
+
+
+def resume(
+    path: str | Path,
+    *,
+    total_timesteps: int | None = None,
+    env: EnvLike | None = None,
+    eval_env: EnvLike | None = None,
+    callback: Callbacks = None,
+    progress: bool = True,
+    trust: bool = False,
+    learner_only: bool = False,
+    **changes: Any,
+) -> TrainResult:
+    """Continue a run from its newest good checkpoint, in the same run directory.
+
+    `env` is needed for runs whose environment was an object. `trust` allows the run's config to name a module to
+    import (`package:Env-v0`) and to log to W&B or MLflow. With `learner_only`, the replay and the episodes in flight
+    are not read: the run goes on from the weights and the optimizer of its newest checkpoint even if these are damaged.
+    Other settings that may change (`eval_every`, `device`, ...) are given by keyword.
+    """
+    run_dir = RunDirectory(Path(path))
+    run_dir.require()
+    if total_timesteps is not None:
+        changes["total_timesteps"] = total_timesteps
+    source, rest = str(run_dir.path / CONFIG), read_yaml(run_dir.path / CONFIG)
+    written = resolve([Layer(rest, source)])  # only compared
+    rest = dict(rest)
+    place = {str(name): rest.pop(name) for name in ("env_id", "env_kwargs") if name in rest}  # an `env` replaces it
+    layers = [Layer(rest, source, trust), Layer(place, source, trust or env is not None), Layer(changes, "resume")]
+    config = resolve(layers)
+    with run_lock(run_dir.path):
+        run_dir.recover()
+        with _offering_learner_only(run_dir, learner_only):
+            checkpoint = find_checkpoint(run_dir.path, learner_only=learner_only)
+        require_environment(checkpoint, env)
+        refuse_changes(checkpoint, config)
+        refuse_edits(written, run_dir.path / CONFIG, run_dir.metadata().get("history"), changes)
+        experiment = build_experiment(config, env, eval_env)
+        try:
+            with _offering_learner_only(run_dir, learner_only):
+                restore(experiment, checkpoint, learner_only=learner_only)
+            _refuse_finished(run_dir, experiment)
+            _say_if_bits_may_differ(run_dir, experiment)
+            trainer = experiment.trainer
+            run_dir.rewind(trainer.env_steps, again=EvaluationLog.__name__ in trainer.undone)
+            total = config.total_timesteps
+            return run_experiment(
+                experiment, total, run_dir=run_dir, callback=callback, progress=progress, learner_only=learner_only
+            )
+        finally:
+            experiment.close()
+
+
+@contextmanager
+def _offering_learner_only(run_dir: RunDirectory, learner_only: bool) -> Iterator[None]:
+    """Where the weights of a run that cannot be resumed are intact, the error says how to go on from them."""
+    try:
+        yield
+    except CheckpointError as error:
+        if learner_only:
+            raise
+        try:
+            newest = find_checkpoint(run_dir.path, learner_only=True)
+        except CheckpointError:
+            raise error from None
+        raise CheckpointError(
+            f"{error}. The weights and the optimizer in {newest.path.name} are intact. To go on from them with an "
+            f"empty replay and new episodes: rl-training resume {run_dir.path} --learner-only "
+            "(in Python, learner_only=True)"
+        ) from error
+
+
+def _refuse_finished(run_dir: RunDirectory, experiment: Experiment) -> None:
+    """A run that was killed between its last step and its last evaluation still has the rest of its end to do."""
+    steps, total = experiment.trainer.env_steps, experiment.config.total_timesteps
+    if steps >= total and run_dir.status() == "finished":
+        raise ConfigError(
+            f"{run_dir.path} has already been trained for {steps} of {total} steps. "
+            "Give a larger total_timesteps to go on."
+        )
+
+
+def _say_if_bits_may_differ(run_dir: RunDirectory, experiment: Experiment) -> None:
+    changes = differing_machine(run_dir.metadata(), str(experiment.device))
+    if changes:
+        warnings.warn(
+            f"this is not the machine or the versions that the run began with ({changes}): bits may differ",
+            stacklevel=3,
+        )
+
+
+def require_extras(config: TrainConfig) -> None:
+    """Refuse before any work is done what needs a package that is not installed."""
+    if config.wandb:
+        require_wandb()
+    if config.mlflow:
+        require_mlflow()
+    if config.video_every:
+        require_video()
+
+
+def describe_environment(experiment: Experiment) -> dict[str, Any]:
+    """What metadata says about where the environment came from."""
+    if experiment.env is None:
+        return {"source": "id", "description": experiment.config.env_id}
+    return {"source": "object", "description": describe_env(experiment.env)}
+
+
+def save_experiment(experiment: Experiment, path: Path) -> Path:
+    """Write the whole state of an experiment as a checkpoint."""
+    state = experiment.trainer.state_dict()
+    if experiment.eval_state is not None:
+        state["evaluation"] = experiment.eval_state
+    about = {
+        **collect_metadata(str(experiment.device)),
+        "seed": experiment.config.seed,
+        "environment": describe_environment(experiment),
+        "env_steps": experiment.trainer.env_steps,
+        "resume_grade": _grade(experiment, state),
+    }
+    return save_checkpoint(path, state, experiment.config.to_dict(), about)
+
+
+def save_weights(experiment: Experiment, path: Path) -> Path:
+    """Write what acting needs and nothing of this machine, as a checkpoint for others.
+
+    That is the policy's weights, the normalisation and how long it was trained. Paths, the device and the hardware are
+    left out: they mean nothing elsewhere.
+    """
+    config, collector = experiment.config, experiment.trainer.collector
+    elsewhere: dict[str, Any] = {
+        "output_dir": TrainConfig.output_dir,
+        "init_from": None,
+        "device": "auto",
+        "num_threads": None,
+    }
+    settings = config.algorithm
+    if isinstance(settings, OffPolicyConfig):
+        elsewhere["algorithm"] = dataclasses.replace(settings, prior_replay=None)
+    normalizers = {"obs_normalizer": collector.obs_normalizer, "reward_normalizer": collector.reward_normalizer}
+    state = {
+        "algorithm": {"policy": experiment.trainer.algorithm.state_dict()["policy"]},
+        "collector": {name: part.state_dict() for name, part in normalizers.items() if part is not None},
+        "progress": experiment.trainer.progress.state_dict(),
+    }
+    machine = collect_metadata(str(experiment.device))
+    about = {
+        **{name: machine[name] for name in ("created", "versions")},
+        "seed": config.seed,
+        "environment": describe_environment(experiment),
+        "env_steps": experiment.trainer.env_steps,
+        "resume_grade": WEIGHTS_ONLY,
+    }
+    return save_checkpoint(path, state, config.replace(**elsewhere).to_dict(), about)
+
+
+def _grade(experiment: Experiment, state: dict[str, Any]) -> str:
+    """What a resume from this state will be."""
+    if state.get("sampler", ...) is None:
+        return LEARNER_ONLY
+    evaluations_differ = experiment.config.eval_every and experiment.eval_obstacle is not None
+    return EPISODE_BOUNDARY if state["collector"]["in_flight"] is None or evaluations_differ else EXACT
+
+
+def run_experiment(
+    experiment: Experiment,
+    total_timesteps: int,
+    *,
+    run_dir: RunDirectory | None = None,
+    callback: Callbacks = None,
+    progress: bool = True,
+    profiler: Profiler | None = None,
+    learner_only: bool = False,
+) -> TrainResult:
+    """Train until `total_timesteps`. With a run directory, everything is written there; without, nothing is."""
+    config, trainer = experiment.config, experiment.trainer
+    said = ""
+    if config.eval_every:
+        _ = experiment.evaluator  # an environment that cannot be made for evaluation is found now, not later
+    if run_dir is not None:
+        require_extras(config)
+        this = config.derived(total_timesteps=total_timesteps)
+        grade, obstacle = experiment.resume_grade()
+        if progress:
+            said = f"resume grade: {grade}" + (f" ({obstacle})" if obstacle else "")
+        environment = describe_environment(experiment)
+        steps = experiment.trainer.env_steps
+        run_dir.begin(
+            this,
+            str(experiment.device),
+            steps,
+            settings=changeable(this),
+            learner_only=learner_only,
+            environment=environment,
+            resume_grade=grade,
+            accelerate=experiment.acceleration(),
+        )
+    _warn_if_schedules_are_over(experiment)
+    try:
+        user = as_callbacks(callback)
+        callbacks = _callbacks(experiment, run_dir, user, progress)
+        with (
+            using_threads(config.num_threads),
+            _stop_on_signals(trainer),
+            _profiled(experiment, callbacks, profiler, run_dir),
+        ):
+            if said:  # from here on, a signal lets the run save itself
+                _say(said)
+            result = trainer.run(total_timesteps, callbacks, new=user)
+            if config.eval_every and not result.interrupted:
+                _evaluate_at_the_end(experiment, result)
+    except BaseException as error:
+        if run_dir is not None:
+            _record_failure(run_dir, experiment, error)
+        raise
+    if run_dir is not None:
+        result.run_dir = run_dir.path
+        result.checkpoint_path = max(checkpoints_of(run_dir.path), key=lambda path: int(path.name[5:]), default=None)
+        try:
+            _record_end(run_dir, experiment, result)
+        except UnwritableError as error:
+            warnings.warn(f"the run has ended and is saved, but that could not be recorded: {error}", stacklevel=2)
+    return result
+
+
+def _record_end(run_dir: RunDirectory, experiment: Experiment, result: TrainResult) -> None:
+    if result.final_evaluation is not None:
+        run_dir.add_evaluation(result.env_steps, result.final_evaluation, final=True)
+    run_dir.update(
+        status="stopped" if result.interrupted else "finished",
+        env_steps=result.env_steps,
+        best_return=result.best_return,
+        stop_reason=result.stop_reason,
+        accelerate=experiment.acceleration(),
+    )
+
+
+@contextmanager
+def _profiled(
+    experiment: Experiment, callbacks: list[Callback], profiler: Profiler | None, run_dir: RunDirectory | None
+) -> Iterator[None]:
+    """Measure where the time goes, and write it down however the run ends."""
+    if profiler is None or run_dir is None:
+        yield
+        return
+    try:
+        with profiler.watching(watched_methods(experiment, callbacks)):
+            yield
+    finally:
+        try:
+            profiler.write(run_dir.path)
+        except UnwritableError as error:
+            warnings.warn(str(error), stacklevel=2)
+        _say(profiler.table())
+
+
+def _evaluate_at_the_end(experiment: Experiment, result: TrainResult) -> None:
+    """The final evaluation. If a signal stops it, a resume makes it; a run that ended early for good goes without."""
+    config, trainer = experiment.config, experiment.trainer
+    seed = draw_seed(random_stream(config.seed, "final evaluation"))
+    try:
+        result.final_evaluation = _stoppable(experiment)(
+            trainer.policy, config.eval_episodes, deterministic=config.eval_deterministic, seed=seed
+        )
+    except EvaluationStoppedError:
+        if trainer.env_steps < trainer.total_timesteps:
+            warnings.warn(f"there is no final evaluation: {trainer.signal} stopped it", stacklevel=2)
+        else:
+            assert trainer.signal is not None
+            result.interrupted, result.stop_reason = True, trainer.signal
+
+
+def _stoppable(experiment: Experiment) -> EvaluateFn:
+    """The run's evaluations, which stop when a signal has come."""
+    return functools.partial(experiment.evaluator.evaluate, stop=lambda: experiment.trainer.signal is not None)
+
+
+def _record_failure(run_dir: RunDirectory, experiment: Experiment, error: BaseException) -> None:
+    """Write down how a run ended; on a full disk this fails as well, which must not hide the first error."""
+    try:
+        run_dir.update(
+            status="failed",
+            env_steps=experiment.trainer.env_steps,
+            error=f"{type(error).__name__}: {error}",
+            accelerate=experiment.acceleration(),
+        )
+    except CheckpointError as second:
+        error.add_note(f"That the run failed could not be recorded: {second}")
+    else:
+        error.add_note(f"The run is recorded as failed in {run_dir.path}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _warn_if_schedules_are_over(experiment: Experiment) -> None:
+    """Schedules end where the run was first to end; a run that goes on from there keeps their last values."""
+    progress, settings = experiment.trainer.progress, experiment.config.algorithm
+    names = [name for name in _schedules(settings) if name not in settings.unused()]
+    if names and 0 < progress.horizon <= progress.env_steps:
+        warnings.warn(
+            f"the schedules of {', '.join(names)} ended at step {progress.horizon} and stay at their last values; "
+            "for new ones start a new run with init_from",
+            stacklevel=3,
+        )
+
+
+def _schedules(settings: Any, prefix: str = "") -> Iterator[str]:
+    """Names of the settings that are schedules, also of those in sections."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if isinstance(value, Schedule):
+            yield prefix + field.name
+        elif dataclasses.is_dataclass(value):
+            yield from _schedules(value, f"{prefix}{field.name}.")
+
+
+def _callbacks(
+    experiment: Experiment, run_dir: RunDirectory | None, user: list[Callback], progress: bool
+) -> list[Callback]:
+    """The run's callbacks in their order: evaluate, react, log, and save last so that everything is in the save."""
+    config = experiment.config
+    callbacks: list[Callback] = []
+    if config.eval_every:
+        callbacks.append(
+            EvaluationCallback(
+                _stoppable(experiment),
+                Every(config.eval_every),
+                config.eval_episodes,
+                config.eval_deterministic,
+                config.seed,
+            )
+        )
+    if config.stop_reward is not None:
+        callbacks.append(StopOnReward(config.stop_reward))
+    if config.stop_patience is not None:
+        callbacks.append(StopOnNoImprovement(config.stop_patience))
+    if config.max_seconds is not None:
+        callbacks.append(StopAfterSeconds(config.max_seconds))
+    callbacks += user
+    if run_dir is not None:
+        callbacks += _file_callbacks(experiment, run_dir)
+    if progress:
+        callbacks.append(ProgressCallback(f"{config.algo} {config.env_id}"))
+    if run_dir is not None:
+        callbacks.append(
+            CheckpointCallback(
+                lambda path: save_experiment(experiment, path),
+                run_dir.path / "checkpoints",
+                Every(config.checkpoint_every),
+                config.checkpoint_keep,
+                config.checkpoint_best,
+            )
+        )
+    return callbacks
+
+
+def _file_callbacks(experiment: Experiment, run_dir: RunDirectory) -> list[Callback]:
+    config, path = experiment.config, run_dir.path
+    history = list(read_metrics(path / METRICS))
+    logged_at = max((entry["global_step"] for entry in history if "train/updates" in entry), default=-1)
+    loggers: list[Logger] = [JsonlLogger(path / METRICS)]
+    if config.tensorboard:
+        loggers.append(TensorBoardLogger(path / "tensorboard", history))
+    if config.wandb:
+        loggers.append(WandbLogger(path, config.to_dict(), run_dir.run_id()))
+    if config.mlflow:
+        loggers.append(MlflowLogger(path, config.to_dict(), run_dir.run_id(), run_dir.metadata()))
+    callbacks: list[Callback] = [EvaluationLog(run_dir), LoggingCallback(loggers, Every(config.log_every), logged_at)]
+    if config.video_every:
+        videos = path / "videos"
+        callbacks.append(
+            VideoCallback(
+                lambda prefix: recorder(experiment, videos, prefix),
+                Every(config.video_every),
+                config.seed,
+                config.eval_deterministic,
+                stop=lambda: experiment.trainer.signal is not None,
+            )
+        )
+    return callbacks
+
+
+@contextmanager
+def _stop_on_signals(trainer: Trainer) -> Iterator[None]:
+    """The first SIGINT or SIGTERM ends the run after this iteration, or its evaluation; a second SIGINT at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: types.FrameType | None) -> None:
+        name = signal.Signals(number).name
+        trainer.interrupt(name)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print(f"\n{name}: finishing this iteration and saving; once more to stop at once", file=sys.stderr)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

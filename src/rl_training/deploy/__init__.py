@@ -1,0 +1,1 @@
+"""What is done with a trained agent or a run: export, the hub, videos, profiles."""

@@ -1,0 +1,93 @@
+"""What a benchmark measured, for its page: scores of each task, normalised scores over all, and who does better."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from rl_training.reports.aggregates import Competitor, competitors, overall_panel, place_of
+from rl_training.reports.page import Content, Html, Page, element, table
+from rl_training.reports.plotting import panel_charts
+from rl_training.reports.statistics import CONFIDENCE, Estimate, aggregate
+from rl_training.zoo.manifest import Manifest, TaskResult
+
+TASKS_NOTE = (
+    "From the manifest: new episodes after training, of the policy that the suite judges (the final one, or the best "
+    f"on the way). IQM is the interquartile mean over seeds with its {CONFIDENCE:.0%} bootstrap interval, of up to "
+    "three seeds their mean. Normalised, 0 is a random policy and 1 the suite's reference for the environment."
+)
+OVERALL_NOTE = (
+    "Normalised scores over all environments. Each algorithm has the steps of its preset, so this compares presets, "
+    "not algorithms at equal cost. The interval is of a bootstrap that draws runs within each environment."
+)
+BETTER_NOTE = (
+    "How likely a run of the algorithm in the row does better than one of the algorithm in the column, on the "
+    f"environments that both were trained on; in bold where the {CONFIDENCE:.0%} interval leaves out one half."
+)
+
+
+def benchmark_parts(page: Page, manifest: Manifest) -> list[Html]:
+    """Tables of what was reached, and the normalised sample-efficiency curves."""
+    found = competitors(manifest)
+    parts = [_soft(TASKS_NOTE), _tasks(manifest)]
+    if found:
+        parts += [element("h3", "All environments together"), _soft(OVERALL_NOTE), _overall(found)]
+    overall = overall_panel(found)
+    if overall.curves:
+        parts.append(panel_charts(page, [overall]))
+    if any(one.against(other) for one in found for other in found if one is not other):
+        parts += [element("h3", "Probability of improvement"), _soft(BETTER_NOTE), _better(found)]
+    return parts
+
+
+def _soft(text: str) -> Html:
+    return element("p", text, class_="soft")
+
+
+def _tasks(manifest: Manifest) -> Html:
+    head = ["task", "environment", "seeds", "judged", "IQM", "interval", "each seed", "untrained", "normalised"]
+    rows = [_task_row(task) for task in manifest.tasks if task.scores()]
+    return table([*head, "steps/s"], rows, numeric=(2, *range(4, len(head) + 1)))
+
+
+def _task_row(task: TaskResult) -> list[Content]:
+    scores = task.scores()
+    found, normalised = aggregate([scores]), aggregate([[task.normalization.score(score) for score in scores]])
+    untrained = [run.untrained.mean for run in task.runs if run.untrained is not None]
+    return [
+        task.name,
+        place_of(task),
+        len(scores),
+        task.judge,
+        f"{found.value:,.1f}",
+        _interval(found, ",.1f"),
+        ", ".join(f"{score:,.1f}" for score in scores),
+        f"{median(untrained):,.1f}" if untrained else "-",
+        f"{normalised.value:.2f}",
+        f"{median(run.env_steps_per_second for run in task.runs):,.0f}",
+    ]
+
+
+def _overall(found: list[Competitor]) -> Html:
+    rows: list[list[Content]] = [
+        [entry.label, len(entry.tasks), entry.num_runs, f"{score.value:.2f}", _interval(score, ".2f")]
+        for entry, score in sorted(((entry, entry.overall()) for entry in found), key=lambda pair: -pair[1].value)
+    ]
+    return table(["algorithm", "environments", "runs", "IQM", "interval"], rows, numeric=range(1, 5))
+
+
+def _interval(found: Estimate, form: str) -> str:
+    if found.low is None or found.high is None:
+        return "-"
+    return f"{found.low:{form}} to {found.high:{form}}"
+
+
+def _better(found: list[Competitor]) -> Html:
+    rows = [[one.label, *(_probability(one, other) for other in found)] for one in found]
+    return table(["better than ...", *(entry.label for entry in found)], rows, numeric=range(1, len(found) + 1))
+
+
+def _probability(one: Competitor, other: Competitor) -> Content:
+    found = None if one is other else one.against(other)
+    if found is None:
+        return ""
+    return element("b", f"{found.value:.2f}") if found.leaves_out(0.5) else f"{found.value:.2f}"

@@ -1,0 +1,111 @@
+"""Films for reports: those that a run has, or a new one of its best checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl_training.contracts.errors import CheckpointError
+from rl_training.deploy.video import require_video
+from rl_training.experiment.files import open_file, refuse_links
+from rl_training.reports.records import RunRecord
+
+MAX_FILM, MAX_FILMS = 20_000_000, 60_000_000
+"""Bytes of one film in a page, and of all: pages that are larger open slowly or not at all."""
+
+
+@dataclass(frozen=True)
+class Film:
+    """An mp4 file and what it shows."""
+
+    data: bytes
+    caption: str
+
+
+def film_of_run(run: RunRecord, *, record: bool, trust: bool) -> tuple[Film | None, list[str]]:
+    """The newest film of a run; if it has none and `record`, a new one. And why there is none, in words."""
+    if record:
+        require_video()
+    problems: list[str] = []
+    found = _newest(run, problems)
+    if found is None and record:
+        try:
+            _record(run, trust)
+        except Exception as error:  # environments and drivers raise what they like, and the page is worth having anyway
+            problems.append(f"{run.name}: could not be filmed: {type(error).__name__}: {error}")
+        else:
+            found = _newest(run, problems)
+    return found, problems
+
+
+def films_of_suite(
+    runs: Sequence[RunRecord], labels: Sequence[str], *, record: bool, trust: bool
+) -> tuple[list[Film], list[str]]:
+    """One film for each algorithm on each environment, of its best run that has one."""
+    if record:
+        require_video()
+    groups: dict[tuple[str, str], list[RunRecord]] = {}
+    for run, label in zip(runs, labels, strict=True):
+        groups.setdefault((run.environment, label), []).append(run)
+    films: list[Film] = []
+    problems: list[str] = []
+    for (environment, label), members in groups.items():
+        best_first = sorted(members, key=lambda run: -_score(run))
+        found = next((shot for run in best_first if (shot := _newest(run, problems))), None)
+        if found is None and record:
+            found, said = film_of_run(best_first[0], record=True, trust=trust)
+            problems += said
+        if found is None:
+            continue
+        if sum(len(shot.data) for shot in films) + len(found.data) > MAX_FILMS:
+            problems.append(f"the film of {label} on {environment} is left out: the page would become too large")
+            continue
+        films.append(Film(found.data, f"{label} on {environment}: {found.caption}"))
+    return films, problems
+
+
+def _score(run: RunRecord) -> float:
+    return float("-inf") if run.best_return is None else run.best_return
+
+
+def _newest(run: RunRecord, problems: list[str]) -> Film | None:
+    directory = run.path / "videos"
+    try:
+        refuse_links([directory], within=run.path)
+        files = sorted(directory.glob("*.mp4"), key=lambda path: path.stat().st_mtime, reverse=True)
+        refuse_links(files, within=run.path)
+    except (OSError, CheckpointError) as error:
+        problems.append(f"{run.name}: its videos cannot be read: {error}")
+        return None
+    for path in files:
+        if path.stat().st_size > MAX_FILM:
+            problems.append(f"{run.name}: {path.name} has {path.stat().st_size / 1e6:.0f} MB and is left out")
+            continue
+        with open_file(path) as file:
+            data = file.read()
+        if data[4:8] == b"ftyp":
+            return Film(data, f"{path.name}, seed {run.seed}")
+        problems.append(f"{run.name}: {path.name} is not a whole mp4 file and is left out")
+    return None
+
+
+def _record(run: RunRecord, trust: bool) -> None:
+    """One episode of the best checkpoint, or of the newest if that cannot be loaded, into the run's `videos`."""
+    from rl_training.api.agent import load
+
+    refuse_links([run.path / "videos", run.path / "checkpoints"], within=run.path)
+    best = run.path / "checkpoints" / "best"
+    try:
+        agent = load(_own(best, run.path) if best.is_dir() else run.path, trust=trust)
+    except CheckpointError:
+        agent = load(run.path, trust=trust)
+    try:
+        agent.record_video(run.path / "videos", 1)
+    finally:
+        agent.close()
+
+
+def _own(path: Path, home: Path) -> Path:
+    refuse_links([path], within=home)
+    return path
