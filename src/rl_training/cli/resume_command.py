@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from rl_training.algorithms.registry import registry
+from rl_training.api.session import resume
 from rl_training.cli import parsing
 from rl_training.cli.train_command import report, said
 from rl_training.contracts.errors import ConfigError
