@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from rl_training.algorithms.registry import own_algorithms
 from rl_training.cli import parsing
+from rl_training.contracts.plugins import REGISTRIES
 from rl_training.experiment.metadata import package_versions
+from rl_training.experiment.presets import plugin_presets
 
 EXTRAS = {
     "atari": ("ale_py", "cv2"),
@@ -28,7 +32,7 @@ EXTRAS = {
 
 @dataclass
 class DoctorArgs:
-    """Show versions, devices, and which extras are installed."""
+    """Show versions, devices, which extras are installed, and plug-ins of other packages."""
 
 
 def run(args: list[str]) -> int:
@@ -46,4 +50,16 @@ def run(args: list[str]) -> int:
         missing = [module for module in modules if find_spec(module) is None]
         state = f"missing; pip install 'rl-training[{extra}]'" if missing else "installed"
         print(f"extra {extra:<8} {state}")
+    for line in plugin_lines():
+        print(line)
     return 0
+
+
+def plugin_lines() -> Iterator[str]:
+    """What installed packages add, and what is wrong with it."""
+    own_algorithms()  # so that names of the package's own are known
+    for registered in REGISTRIES.values():
+        for name, package, problem in registered.check_entry_points():
+            yield f"plug-in {registered.kind} {name} ({package}): {problem or 'works'}"
+    for source, own, problem in plugin_presets():
+        yield f"plug-in presets ({source}): {problem or ', '.join(own)}"

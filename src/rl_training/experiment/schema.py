@@ -48,8 +48,12 @@ def convert_fields(cls: type[Any], data: Mapping[str, Any], where: str, problems
             problems.append(unknown_key(where, key, fields))
             continue
         result = convert(hints[key], _completed(value, default_of(fields[key])), f"{where} > {key}", problems)
-        if result is not INVALID and _check_range(fields[key], result, f"{where} > {key}", problems):
-            converted[key] = result
+        if result is INVALID or not _check_range(fields[key], result, f"{where} > {key}", problems):
+            continue
+        if problem := _name_problem(fields[key], result):
+            problems.append(f"{where} > {key}: {problem}")
+            continue
+        converted[key] = result
     return converted
 
 
@@ -247,6 +251,12 @@ def _check_range(field: dataclasses.Field[Any], value: Any, where: str, problems
                 found.append(f"{where}: {text}, got {item}")
     problems += found
     return not found
+
+
+def _name_problem(field: dataclasses.Field[Any], value: Any) -> str | None:
+    """Why a registered name is not accepted, or None."""
+    registry = field.metadata.get("registry")
+    return registry.problem(value) if registry is not None and isinstance(value, str) else None
 
 
 def _is_number(value: Any) -> bool:

@@ -38,17 +38,20 @@ from rl_training.experiment.config import Layer, TrainConfig, read_config, resol
 from rl_training.experiment.lock import run_lock
 from rl_training.experiment.logging import (
     JsonlLogger,
+    LoggedRun,
     Logger,
     LoggingCallback,
     MlflowLogger,
     ProgressCallback,
     TensorBoardLogger,
     WandbLogger,
+    make_logger,
     read_metrics,
     require_mlflow,
     require_wandb,
 )
 from rl_training.experiment.metadata import collect_metadata
+from rl_training.experiment.plugins import plugins_of, require_plugins
 from rl_training.experiment.profiling import Profiler, watched_methods
 from rl_training.experiment.restoring import (
     differing_machine,
@@ -130,6 +133,7 @@ def resume(
     """
     run_dir = RunDirectory(Path(path))
     run_dir.require()
+    require_plugins(run_dir.metadata(), str(run_dir.path))
     config = read_config(run_dir.path / CONFIG, trust=trust or env is not None)
     if total_timesteps is not None:
         changes["total_timesteps"] = total_timesteps
@@ -194,6 +198,7 @@ def save_experiment(experiment: Experiment, path: Path) -> Path:
         "seed": experiment.config.seed,
         "environment": describe_environment(experiment),
         "env_steps": experiment.trainer.env_steps,
+        "plugins": plugins_of(experiment.config),
         "resume_grade": _grade(state),
     }
     return save_checkpoint(path, state, experiment.config.to_dict(), about)
@@ -227,6 +232,7 @@ def save_weights(experiment: Experiment, path: Path) -> Path:
         "seed": config.seed,
         "environment": describe_environment(experiment),
         "env_steps": experiment.trainer.env_steps,
+        "plugins": plugins_of(config),
         "resume_grade": WEIGHTS_ONLY,
     }
     return save_checkpoint(path, state, config.replace(**elsewhere).to_dict(), about)
@@ -259,9 +265,8 @@ def run_experiment(
         grade, obstacle = experiment.resume_grade()
         if progress:
             said = f"resume grade: {grade}" + (f" ({obstacle})" if obstacle else "")
-        environment = describe_environment(experiment)
-        steps = experiment.trainer.env_steps
-        run_dir.begin(this, str(experiment.device), steps, environment=environment, resume_grade=grade)
+        facts = {"environment": describe_environment(experiment), "resume_grade": grade, "plugins": plugins_of(config)}
+        run_dir.begin(this, str(experiment.device), experiment.trainer.env_steps, **facts)
     _warn_if_schedules_are_over(experiment)
     try:
         user = as_callbacks(callback)
@@ -406,6 +411,8 @@ def _file_callbacks(experiment: Experiment, run_dir: RunDirectory) -> list[Callb
         loggers.append(WandbLogger(path, config.to_dict(), run_dir.run_id()))
     if config.mlflow:
         loggers.append(MlflowLogger(path, config.to_dict(), run_dir.run_id(), run_dir.metadata()))
+    about = LoggedRun(path, config.to_dict(), run_dir.run_id(), history)
+    loggers += [make_logger(logger, about) for logger in config.loggers]
     callbacks: list[Callback] = [EvaluationLog(run_dir), LoggingCallback(loggers, Every(config.log_every), logged_at)]
     if config.video_every:
         videos = path / "videos"

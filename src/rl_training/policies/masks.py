@@ -5,7 +5,8 @@ Because it travels with the observation, buffers, replay, checkpoints and collec
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 from gymnasium import spaces
 from torch import Tensor
@@ -48,13 +49,13 @@ def apply_mask(values: Tensor, mask: Tensor) -> Tensor:
 class UnmaskedEncoder(Encoder):
     """Encodes what is left of an observation without its mask; a single entry `observation` as if it were alone."""
 
-    def __init__(self, name: str, space: spaces.Dict) -> None:
+    def __init__(self, name: str, space: spaces.Dict, kwargs: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         rest = {key: part for key, part in space.spaces.items() if key != ACTION_MASK}
         if not rest:
             raise SpaceError(f"the observation has nothing but an action mask: {space}")
         self.single = set(rest) == {"observation"} and not isinstance(rest["observation"], spaces.Dict)
-        self.encoder = make_encoder(name, rest["observation"] if self.single else spaces.Dict(rest))
+        self.encoder = make_encoder(name, rest["observation"] if self.single else spaces.Dict(rest), kwargs)
         self.num_features = self.encoder.num_features
 
     def forward(self, obs: Observation) -> Tensor:
@@ -64,9 +65,9 @@ class UnmaskedEncoder(Encoder):
         return features
 
 
-def make_policy_encoder(name: str, spec: EnvSpec) -> Encoder:
+def make_policy_encoder(name: str, spec: EnvSpec, kwargs: Mapping[str, Any] | None = None) -> Encoder:
     """The encoder of a policy: like `make_encoder`, but a mask in the observation is no feature."""
     if not spec.action_masks:
-        return make_encoder(name, spec.observation_space)
+        return make_encoder(name, spec.observation_space, kwargs)
     assert isinstance(spec.observation_space, spaces.Dict)
-    return UnmaskedEncoder(name, spec.observation_space)
+    return UnmaskedEncoder(name, spec.observation_space, kwargs)
