@@ -21,7 +21,7 @@ from rl_training.contracts.errors import CheckpointError, NonFiniteError
 from rl_training.data import replay_buffer
 from rl_training.experiment import checkpointing
 from rl_training.experiment.checkpointing import checkpoints_of, find_checkpoint, load_checkpoint
-from tests.resume_harness import _flat, _same
+from rl_training.testing.resume import flat, same
 from tests.small import small_settings
 
 ROWS = 10
@@ -72,8 +72,8 @@ def segments(checkpoint: Path) -> list[Path]:
 
 
 def same_state(one: Path, other: Path) -> list[str]:
-    a, b = _flat(load_checkpoint(one).state), _flat(load_checkpoint(other).state)
-    return [name for name in a.keys() | b.keys() if not _same(a, b, name)]
+    a, b = flat(load_checkpoint(one).state), flat(load_checkpoint(other).state)
+    return [name for name in a.keys() | b.keys() if not same(a, b, name)]
 
 
 # Sharing
@@ -128,7 +128,7 @@ def small_agent(**changes: Any) -> DQN:
 
 
 def state_of(agent: Any) -> dict[str, Any]:
-    return _flat(agent._experiment.trainer.state_dict())
+    return flat(agent._experiment.trainer.state_dict())
 
 
 def test_saved_elsewhere_and_the_original_deleted(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_saved_elsewhere_and_the_original_deleted(tmp_path: Path) -> None:
     again = load(tmp_path / "other" / "place")
     shutil.rmtree(tmp_path / "other")  # what it was loaded from is not needed any more either
     expected, found = state_of(agent), state_of(again)
-    assert [name for name in expected.keys() | found.keys() if not _same(expected, found, name)] == []
+    assert [name for name in expected.keys() | found.keys() if not same(expected, found, name)] == []
     again.save(tmp_path / "third")
     assert load(tmp_path / "third").num_timesteps == 70
 
@@ -154,7 +154,7 @@ def test_saved_over_itself_again_and_again(tmp_path: Path) -> None:
         agent.save(tmp_path / "agent")
         assert os.listdir(tmp_path) == ["agent"]
         found, expected = state_of(load(tmp_path / "agent")), state_of(agent)
-        assert [name for name in expected.keys() | found.keys() if not _same(expected, found, name)] == []
+        assert [name for name in expected.keys() | found.keys() if not same(expected, found, name)] == []
 
 
 def test_a_copy_of_the_directory_is_complete(trained: Path, tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_file_that_was_changed_after_it_was_saved_is_not_shared_again(tmp_path
         os.utime(path, ns=(1, 1))
     agent.save(tmp_path / "two")
     found, expected = state_of(load(tmp_path / "two")), state_of(agent)
-    assert [name for name in expected if not _same(expected, found, name)] == []
+    assert [name for name in expected if not same(expected, found, name)] == []
 
 
 # Disks

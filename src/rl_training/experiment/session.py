@@ -51,7 +51,7 @@ from rl_training.experiment.logging import (
     require_wandb,
 )
 from rl_training.experiment.metadata import collect_metadata
-from rl_training.experiment.plugins import plugins_of, require_plugins
+from rl_training.experiment.plugins import plugins_of
 from rl_training.experiment.profiling import Profiler, watched_methods
 from rl_training.experiment.restoring import (
     differing_machine,
@@ -133,7 +133,6 @@ def resume(
     """
     run_dir = RunDirectory(Path(path))
     run_dir.require()
-    require_plugins(run_dir.metadata(), str(run_dir.path))
     config = read_config(run_dir.path / CONFIG, trust=trust or env is not None)
     if total_timesteps is not None:
         changes["total_timesteps"] = total_timesteps
