@@ -92,10 +92,12 @@ def setting(
     lt: float | None = None,
     search: Search | Mapping[str, Any] | None = None,
     registry: Registry[Any] | None = None,
+    added_later: bool = False,
 ) -> Any:
     """A dataclass field with its documentation, its range, and what a search for good settings may give it.
 
-    With `registry`, its value is a name that is known there.
+    With `registry`, its value is a name that is known there. One that is `added_later` than results were measured, and
+    whose default is what was done before, does not make these results those of other settings.
 
     For a section or a schedule, `search` maps names of its parts to what these may be given; a part that is None is not
     searched, whatever the section itself says.
@@ -106,7 +108,8 @@ def setting(
         ... class Settings:
         ...     gamma: float = setting(0.99, "Discount factor.", ge=0, le=1)
     """
-    metadata = {"help": help, "ge": ge, "gt": gt, "le": le, "lt": lt, "search": search, "registry": registry}
+    metadata: dict[str, Any] = {"help": help, "ge": ge, "gt": gt, "le": le, "lt": lt, "search": search}
+    metadata |= {"registry": registry, "added_later": added_later}
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

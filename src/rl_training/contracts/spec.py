@@ -124,8 +124,9 @@ class OffPolicyConfig(AlgorithmConfig):
         None,
         "What chooses the transitions of a batch, by registered name; none for uniform, or prioritized if that is set.",
         registry=SAMPLERS,
+        added_later=True,
     )
-    sampler_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of the sampler.")
+    sampler_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of the sampler.", added_later=True)
     her: bool = setting(False, "Hindsight: learn also from goals that were reached instead of the desired ones.")
     her_strategy: Literal["future", "final", "episode"] = setting(
         "future", "Where hindsight takes goals from: later in the same episode, its end, or anywhere in it."

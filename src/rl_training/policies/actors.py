@@ -54,17 +54,25 @@ class OffPolicyNetworkConfig:
     encoder: str = setting(
         "auto", "Encoder of observations, by name; 'auto' chooses by the observation space.", registry=ENCODERS
     )
-    encoder_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of the encoder.")
+    encoder_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of the encoder.", added_later=True)
     actor: str = setting(
-        "mlp", "Actor behind the encoder, by name: 'mlp' has actor_sizes; others are registered.", registry=NETWORKS
+        "mlp",
+        "Actor behind the encoder, by name: 'mlp' has actor_sizes; others are registered.",
+        registry=NETWORKS,
+        added_later=True,
     )
-    actor_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of a registered actor.")
+    actor_kwargs: dict[str, Any] = setting(
+        factory=dict, help="Keyword arguments of a registered actor.", added_later=True
+    )
     critic: str = setting(
         "mlp",
         "Each critic behind the encoder, by name: 'mlp' has critic_sizes; others are registered.",
         registry=NETWORKS,
+        added_later=True,
     )
-    critic_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of a registered critic.")
+    critic_kwargs: dict[str, Any] = setting(
+        factory=dict, help="Keyword arguments of a registered critic.", added_later=True
+    )
 
     def problems(self) -> list[str]:
         """Combinations that cannot work."""

@@ -63,7 +63,7 @@ class OptimizerConfig:
     momentum: float = setting(0.0, "Momentum (rmsprop, sgd).", ge=0, lt=1)
     weight_decay: float = setting(0.0, "Weight decay (decoupled for adamw, added to the gradient otherwise).", ge=0)
     kwargs: dict[str, Any] = setting(
-        factory=dict, help="Keyword arguments of another optimizer, whose settings are these alone."
+        factory=dict, help="Keyword arguments of another optimizer, whose settings are these alone.", added_later=True
     )
 
     def problems(self) -> list[str]:

@@ -45,11 +45,16 @@ class QNetworkConfig:
     encoder: str = setting(
         "auto", "Encoder of observations, by name; 'auto' chooses by the observation space.", registry=ENCODERS
     )
-    encoder_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of the encoder.")
+    encoder_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of the encoder.", added_later=True)
     critic: str = setting(
-        "mlp", "Q-network behind the encoder, by name: 'mlp' has sizes; others are registered.", registry=NETWORKS
+        "mlp",
+        "Q-network behind the encoder, by name: 'mlp' has sizes; others are registered.",
+        registry=NETWORKS,
+        added_later=True,
     )
-    critic_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of a registered Q-network.")
+    critic_kwargs: dict[str, Any] = setting(
+        factory=dict, help="Keyword arguments of a registered Q-network.", added_later=True
+    )
 
     def problems(self) -> list[str]:
         """Combinations that cannot work."""

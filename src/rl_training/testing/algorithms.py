@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from gymnasium import spaces
 
 from rl_training.algorithms.registry import ALGORITHMS, check_action_space, get_spec, register_algorithm
 from rl_training.api.agent import Agent, make_agent
+from rl_training.contracts.arrays import AnyArray
 from rl_training.contracts.errors import ConfigError, SpaceError
 from rl_training.contracts.schedule import Linear
 from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, OffPolicyConfig
@@ -23,13 +24,17 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.presets import presets
 from rl_training.experiment.session import train
 from rl_training.experiment.yaml_io import parse_yaml
+from rl_training.runtime.callbacks import Every
 from rl_training.testing.loose_state import loose_state
 from rl_training.testing.probes import ACTIONS, PROBE, Probe
 from rl_training.testing.resume import crash_and_resume, differences
 from rl_training.testing.small import SIZES, small_networks, small_settings
 
+T = TypeVar("T")
 OTHER_SPACES = {**ACTIONS, "Text": spaces.Text(5), "Tuple": spaces.Tuple([spaces.Discrete(2)])}
 GOOD_SCORE, VALUE_TOLERANCE = 0.7, 0.25
+LOOKS = 10
+"""How often in a run it is looked whether a probe has been learned, so that it can end."""
 STEPS = {"on-policy": 6_000, "off-policy": 3_000}
 
 
@@ -191,23 +196,25 @@ class _Suite:
     def learning_problems(self) -> Iterator[str]:
         for actions in self._action_spaces():
             for kind in ("action", "match", "delayed"):
-                agent = self._trained(kind, actions)
-                score = agent.evaluate(20, deterministic=True, seed=1).mean
-                agent.close()
+                score, steps = self._learned(kind, actions, _score, lambda score: score > GOOD_SCORE)
                 if not score > GOOD_SCORE:
                     yield (
                         f"learning: on the probe '{kind}' with {actions} actions its mean return is {score:.2f} after "
-                        f"{agent.num_timesteps} steps; 1 is the best, and more than {GOOD_SCORE} is asked for"
+                        f"{steps} steps; 1 is the best, and more than {GOOD_SCORE} is asked for"
                     )
-        for kind, shown in (("constant", (0.0,)), ("observation", (-1.0, 1.0))):
-            agent = self._trained(kind, self._action_spaces()[0])
-            probe, right = Probe(images=self.spec.needs_images), shown if kind == "observation" else (1.0,)
-            values = agent.value(np.stack([probe.show(number) for number in shown]))
-            agent.close()
-            if np.abs(values - right).max() > VALUE_TOLERANCE:
+        for kind, shown, right in (("constant", [0.0], [1.0]), ("observation", [-1.0, 1.0], [-1.0, 1.0])):
+            probe = Probe(images=self.spec.needs_images)
+            batch = np.stack([probe.show(number) for number in shown])
+
+            def is_right(values: Any, right: Any = right) -> bool:
+                return bool(np.abs(values - right).max() < VALUE_TOLERANCE)
+
+            read = functools.partial(_values, batch=batch)
+            values, steps = self._learned(kind, self._action_spaces()[0], read, is_right)
+            if not is_right(values):
                 yield (
-                    f"learning: on the probe '{kind}' its values are {np.round(values, 2).tolist()} after "
-                    f"{agent.num_timesteps} steps, and {list(right)} would be right"
+                    f"learning: on the probe '{kind}' its values are {np.round(values, 2).tolist()} after {steps} "
+                    f"steps, and {right} would be right"
                 )
 
     def _small(self) -> dict[str, Any]:
@@ -248,8 +255,10 @@ class _Suite:
         probe = functools.partial(Probe, **self._probe(kind, actions))
         return make_agent(self.spec.name, probe, eval_every=0, seed=1, device="cpu", **run, **own)
 
-    def _trained(self, kind: str, actions: str) -> Agent:
-        """An agent that has learned a probe."""
+    def _learned(
+        self, kind: str, actions: str, read: Callable[[Agent], T], is_good: Callable[[T], bool]
+    ) -> tuple[T, int]:
+        """What is read of an agent as soon as it has learned a probe, or at the end; and after how many steps."""
         names = self.spec.config.__dataclass_fields__
         own: dict[str, Any] = {"gamma": 0.9, **small_networks(self.spec, 32)}
         if issubclass(self.spec.config, OffPolicyConfig):
@@ -262,8 +271,20 @@ class _Suite:
             num_envs, steps = 8, STEPS["on-policy"]
         own = {name: value for name, value in own.items() if name in names}
         agent = self._agent(kind, actions, {**own, **self.settings}, num_envs=num_envs)
-        agent.learn(self.steps or steps, progress=False)
-        return agent
+        steps = self.steps or steps
+        look = Every(max(1, steps // LOOKS))
+        agent.learn(steps, progress=False, callback=lambda run: not (look.due(run.env_steps) and is_good(read(agent))))
+        found = read(agent)
+        agent.close()
+        return found, agent.num_timesteps
+
+
+def _score(agent: Agent) -> float:
+    return agent.evaluate(20, deterministic=True, seed=1).mean
+
+
+def _values(agent: Agent, batch: AnyArray) -> Any:
+    return agent.value(batch)
 
 
 def _run_settings() -> set[str]:
