@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 from gymnasium import spaces
 
 from rl_training.algorithms.a2c import A2CAlgorithm
@@ -34,7 +35,7 @@ def another(**changes: Any) -> AlgorithmSpec:
     )
 
 
-@pytest.mark.parametrize("name", ["a2c", "dqn", "sac", "recurrent_ppo", "drqv2"])
+@pytest.mark.parametrize("name", ["dqn", "recurrent_ppo"])
 def test_our_own_keep_it(name: str) -> None:
     check_algorithm(get_spec(name), learning=False)
 
@@ -63,7 +64,11 @@ def test_a_number_that_checkpoints_lack_is_named_and_shows_after_a_resume() -> N
 
 
 class Lazy(A2CAlgorithm):
-    """Learns nothing."""
+    """Learns nothing, and always chooses the first action."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.policy.head.linear.bias.data[:] = torch.tensor([9.0, -9.0])
 
     def update(self, batch: Any, progress: Any) -> UpdateResult:
         return UpdateResult({})

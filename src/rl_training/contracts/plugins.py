@@ -134,9 +134,10 @@ class Registry(Generic[T]):
             hint = f" Did you mean '{near[0]}'?" if near else ""
             raise ConfigError(f"unknown {self.kind} '{name}'.{hint} Known: {', '.join(self.names())}")
         if len(entries) > 1:
+            packages = ", ".join(map(_package, entries))
             raise ConfigError(
-                f"several installed packages have a {self.kind} '{name}': {', '.join(map(_package, entries))}. "
-                "Uninstall all but one of them"
+                f"{self.kind} '{name}': several installed packages have one of that name: {packages}. Uninstall all "
+                "but one of them"
             )
         self._loaded[name] = self._load(entries[0])
         return self._loaded[name]
