@@ -253,7 +253,10 @@ def test_optimizers_that_cannot_be_used_are_refused_with_the_reason(name: str, e
         ),
         ({"name": "RAdam", "kwargs": {"lr": 1}}, "kwargs: 'lr' is set by the algorithm's learning_rate"),
         ({"name": "RAdam", "kwargs": {"wd": 1}}, "optimizer > kwargs: the optimizer 'RAdam' cannot be called with"),
-        ({"name": "RAdam", "kwargs": {"eps": -1}}, "optimizer: RAdam cannot be made: ValueError"),
+        (
+            {"name": "RAdam", "kwargs": {"eps": -1}},
+            r"optimizer > kwargs: the optimizer 'RAdam' cannot be made with {'eps': -1}: ValueError",
+        ),
     ],
 )
 def test_settings_of_optimizers_are_checked(optimizer: dict[str, Any], expected: str) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Generic, TypeVar
 
-from rl_training.contracts.errors import ConfigError
+from rl_training.contracts.errors import ConfigError, RLTrainingError
 
 T = TypeVar("T")
 FactoryT = TypeVar("FactoryT")
@@ -143,7 +143,7 @@ class Registry(Generic[T]):
         return self._loaded[name]
 
     def make(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str) -> Any:
-        """Call what has that name; keyword arguments that it does not take are refused where they are set."""
+        """Call what has that name; arguments that it does not take are refused where they are set."""
         factory: Any = self.get(name)
         try:
             inspect.signature(factory).bind(*args, **kwargs)
@@ -153,7 +153,14 @@ class Registry(Generic[T]):
             ) from error
         except ValueError:  # a factory that does not tell its arguments
             pass
-        return factory(*args, **kwargs)
+        try:
+            return factory(*args, **kwargs)
+        except RLTrainingError:
+            raise
+        except Exception as error:  # the code of others
+            raise ConfigError(
+                f"{where}: the {self.kind} '{name}' cannot be made with {dict(kwargs)}: {type(error).__name__}: {error}"
+            ) from error
 
     def origin(self, name: str) -> Origin | None:
         """Where something known comes from; None if it is the package's own."""

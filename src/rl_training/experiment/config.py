@@ -196,7 +196,7 @@ def resolve(layers: Sequence[Layer], *, combinations: bool = True) -> TrainConfi
     for layer in layers:
         if not layer.trusted:
             for name in ("algorithm", "loggers"):
-                problems += kwargs_problems(layer.data.get(name), f"{layer.source} > {name}")
+                problems += nested_path_problems(layer.data.get(name), f"{layer.source} > {name}")
     config = object.__new__(TrainConfig)
     for field in dataclasses.fields(TrainConfig):
         setattr(config, field.name, merged.get(field.name, default_of(field)))
@@ -255,16 +255,18 @@ def module_problems(env_id: str, source: str) -> list[str]:
     ]
 
 
-def kwargs_problems(value: Any, where: str) -> list[str]:
+def nested_path_problems(value: Any, where: str) -> list[str]:
     """The same of all keyword arguments within some settings: those of encoders, networks, samplers, loggers."""
     if isinstance(value, (list, tuple)):
-        return [problem for item in value for problem in kwargs_problems(item, where)]
+        return [problem for item in value for problem in nested_path_problems(item, where)]
     if not isinstance(value, Mapping):
         return []
     return [
         problem
         for key, item in value.items()
-        for problem in (path_problems if str(key).endswith("kwargs") else kwargs_problems)(item, f"{where} > {key}")
+        for problem in (path_problems if str(key).endswith("kwargs") else nested_path_problems)(
+            item, f"{where} > {key}"
+        )
     ]
 
 

@@ -86,12 +86,7 @@ class OptimizerConfig:
             )
         if self.name == "sgd":
             return torch.optim.SGD(parameters, lr=1e-3, momentum=self.momentum, weight_decay=self.weight_decay)
-        try:
-            made = OPTIMIZERS.make(self.name, (parameters,), self.kwargs, "optimizer > kwargs")
-        except ConfigError:
-            raise
-        except Exception as error:  # what a class says of values that it does not take
-            raise ConfigError(f"optimizer: {self.name} cannot be made: {type(error).__name__}: {error}") from error
+        made = OPTIMIZERS.make(self.name, (parameters,), self.kwargs, "optimizer > kwargs")
         if not isinstance(made, torch.optim.Optimizer):
             raise ConfigError(f"optimizer: '{self.name}' must return a torch.optim.Optimizer, got {made!r:.80}")
         return made
