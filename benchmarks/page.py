@@ -18,9 +18,10 @@ from benchmarks.harness import NAMES, RESULTS, ROOT
 from benchmarks.scaling import SWEEPS
 from benchmarks.sides.tasks import TASKS
 from benchmarks.summaries import Shares, Spread, ratios, seconds_to, spread, spread_of
-from scripts.pages import Content, Text, table, write_stale
+from scripts.pages import Content, Text, write_stale
 
 from rl_training.experiment.files import read_json
+from rl_training.zoo.descriptions import table
 
 DOCS = ROOT / "docs"
 PAGE, FIGURES = "performance.md", "figures"

@@ -11,30 +11,25 @@ import argparse
 import dataclasses
 import re
 import sys
-import types
-import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from scripts import results_page
-from scripts.pages import Content, Text, number, table, write_stale
-from scripts.results_page import environment_text
+from scripts.pages import Content, Text, number, write_stale
 
-from rl_training.algorithms.registry import registry
+from rl_training.algorithms.registry import own_algorithms
 from rl_training.cli import COMMANDS
-from rl_training.contracts.schedule import Schedule
-from rl_training.contracts.spec import AlgorithmConfig
 from rl_training.envs.atari import AtariConfig
-from rl_training.envs.wrappers import WrapperConfig, wrapper_names
+from rl_training.envs.wrappers import wrapper_names
 from rl_training.experiment.agents import zoo_agents
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import read_json
 from rl_training.experiment.presets import presets
-from rl_training.experiment.schema import to_plain
 from rl_training.tuning.search_space import declared, space_to_plain
 from rl_training.tuning.tune import TuneConfig
+from rl_training.zoo.descriptions import presets_table, settings_text, table
 from rl_training.zoo.manifest import results_dir
 from rl_training.zoo.suites import Normalization, Protocol, SuiteFile, TaskFile, plain_text
 
@@ -50,7 +45,9 @@ BLOCK = re.compile(r"(<!-- generated:(\w+)(?: ([^\n]+?))? -->\n).*?(<!-- end -->
 
 def config_classes() -> dict[str, type[Any]]:
     """The dataclasses of settings by name: a run's, Atari's, a study's, the algorithms', and what these derive from."""
-    configs = [base for spec in registry().values() for base in spec.config.__mro__ if dataclasses.is_dataclass(base)]
+    configs = [
+        base for spec in own_algorithms().values() for base in spec.config.__mro__ if dataclasses.is_dataclass(base)
+    ]
     suite = (SuiteFile, TaskFile, Protocol, Normalization)
     return {cls.__name__: cls for cls in (TrainConfig, AtariConfig, TuneConfig, *suite, *configs)}
 
@@ -58,104 +55,15 @@ def config_classes() -> dict[str, type[Any]]:
 def settings_block(argument: str) -> str:
     """Tables of a config's settings, one for each section: all (`NAME`), or what differs (`NAME beyond BASE`)."""
     name, _, base = argument.partition(" beyond ")
-    tables = settings_tables(name)
-    if base:
-        known = settings_tables(base)
-        tables = {key: [row for row in rows if row not in known.get(key, [])] for key, rows in tables.items()}
-    head = ["Setting", "Type", "Default", "Range", "What it does"]
-    return "\n\n".join(
-        (f"In the section `{section}`:\n\n" if section else "") + table(head, rows)
-        for section, rows in tables.items()
-        if rows
-    )
-
-
-def settings_tables(name: str) -> dict[str, list[list[str]]]:
-    """The rows of a config's own settings (under an empty name) and of each section in it."""
-    cls = config_classes()[name]
-    sections = {
-        field.name: field.default_factory
-        for field in dataclasses.fields(cls)
-        if isinstance(hint := typing.get_type_hints(cls)[field.name], type)
-        and dataclasses.is_dataclass(hint)
-        and field.default_factory is not dataclasses.MISSING
-    }
-    tables = {"": settings_rows(cls, skip=sections)}
-    for section, factory in sections.items():
-        default = factory()
-        tables[section] = settings_rows(type(default), default, prefix=f"{section}.")
-    return tables
-
-
-def settings_rows(cls: type[Any], defaults: Any = None, prefix: str = "", skip: Iterable[str] = ()) -> list[list[str]]:
-    """One row per field: name, type, default, range, help."""
-    hints = typing.get_type_hints(cls)
-    return [
-        [
-            f"`{prefix}{field.name}`",
-            type_text(hints[field.name]),
-            default_text(field, hints[field.name], defaults),
-            range_text(field),
-            field.metadata["help"],
-        ]
-        for field in dataclasses.fields(cls)
-        if field.name not in skip
-    ]
-
-
-def type_text(hint: Any) -> str:
-    """A type in words."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return ", ".join(f"`{arg}`" for arg in args)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(type_text(arg) for arg in args)
-    if origin in (tuple, list):
-        items = [arg for arg in args if arg is not Ellipsis]
-        count = f"{len(items)} " if origin is tuple and Ellipsis not in args else ""
-        return f"list of {count}{type_text(items[0])}s"
-    if origin is dict:
-        return "mapping"
-    names = {int: "int", float: "float", bool: "bool", str: "text", Path: "path", type(None): "none"}
-    if hint in names:
-        return names[hint]
-    words = {Schedule: "schedule", AlgorithmConfig: "mapping", WrapperConfig: "wrapper"}
-    return words.get(hint, f"`{hint.__name__}`")
-
-
-def default_text(field: dataclasses.Field[Any], hint: Any, defaults: Any) -> str:
-    """The default as it is written in a config file."""
-    if defaults is not None:
-        value = getattr(defaults, field.name)
-    elif field.default_factory is not dataclasses.MISSING:
-        value = field.default_factory()
-    else:
-        value = field.default
-    if value is dataclasses.MISSING:
-        return "required"
-    if value is None:
-        return "`none`" if type(None) in typing.get_args(hint) else "depends"
-    return f"`{plain_text(to_plain(value))}`"
-
-
-def range_text(field: dataclasses.Field[Any]) -> str:
-    """The declared range of a number."""
-    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    bounds = [f"{signs[key]} {field.metadata[key]:g}" for key in signs if field.metadata.get(key) is not None]
-    return ", ".join(bounds)
+    classes = config_classes()
+    return settings_text(classes[name], classes[base] if base else None)
 
 
 def presets_block(argument: str) -> str:
     """The presets of an algorithm, or of several; or those of environments whose ids begin in some way (`ALE/`)."""
-    words, rows = argument.split(), []
+    words = argument.split()
     begin = tuple(word for word in words if word.endswith("/"))
-    for preset in presets().values():
-        if preset.algo in words or preset.env_id.startswith(begin):
-            config = TrainConfig.from_dict(preset.data)
-            rows.append(
-                [f"`{preset.name}`", environment_text(preset), f"{config.total_timesteps:,}", f"{config.num_envs}"]
-            )
-    return table(["Preset", "Environment", "Steps", "Environments side by side"], rows) if rows else "None yet."
+    return presets_table(p for p in presets().values() if p.algo in words or p.env_id.startswith(begin))
 
 
 def page_of(algo: str) -> str:
@@ -178,7 +86,7 @@ def algorithms_block(_: str) -> str:
             ", ".join(space.__name__ for space in spec.action_spaces),
             spec.paper,
         ]
-        for spec in registry().values()
+        for spec in own_algorithms().values()
     ]
     return table(["Algorithm", "`algo`", "Layer", "Data", "Actions", "Paper"], rows)
 
@@ -200,10 +108,10 @@ def wrappers_block(_: str) -> str:
 def search_block(_: str) -> str:
     """What `tune` searches: each setting, what it may be given, and the algorithms of which that is true."""
     algorithms: dict[tuple[str, str], list[str]] = {}
-    for spec in registry().values():
+    for spec in own_algorithms().values():
         for name, entry in space_to_plain(declared(spec.config)).items():
             algorithms.setdefault((name, search_text(entry)), []).append(spec.name)
-    everywhere = len(registry())
+    everywhere = len(own_algorithms())
     rows = [
         [f"`{name}`", text, "all" if len(algos) == everywhere else ", ".join(f"`{algo}`" for algo in algos)]
         for (name, text), algos in sorted(algorithms.items())

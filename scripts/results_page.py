@@ -16,16 +16,17 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from scripts.comparison import Figure, Published, Row, read_published, rows_of
-from scripts.pages import Content, Picture, Text, number, table, write_stale
+from scripts.pages import Content, Picture, Text, number, write_stale
 
 from rl_training.algorithms.registry import registry
 from rl_training.contracts.errors import ConfigError, RLTrainingError
 from rl_training.experiment.files import read_mapping
-from rl_training.experiment.presets import Preset, presets
+from rl_training.experiment.presets import presets
 from rl_training.experiment.schema import to_plain
 from rl_training.reports.aggregates import Competitor, competitors, has_curves, learning_panels
 from rl_training.reports.plotting import panel_figure
 from rl_training.reports.statistics import Estimate
+from rl_training.zoo.descriptions import environment_text, table
 from rl_training.zoo.manifest import (
     MANIFEST,
     Manifest,
@@ -36,7 +37,6 @@ from rl_training.zoo.manifest import (
     results_dir,
     write_manifest,
 )
-from rl_training.zoo.suites import plain_text
 
 ROOT = Path(__file__).parents[1]
 PAGE, FIGURES, PUBLISHED = "results.md", "figures", "published.yaml"
@@ -374,17 +374,6 @@ def commits_text(commits: Sequence[str]) -> str:
         f"{commit[:10]}{'-dirty' if commit.endswith('-dirty') else ''} ({commits.count(commit)})" for commit in known
     ]
     return ", ".join([*texts, *([f"not recorded ({commits.count('')})"] if "" in commits else [])])
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Text
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def environment_text(preset: Preset, env_id: str = "") -> str:
-    """The environment of a preset, or another one, with its arguments."""
-    kwargs = " ".join(f"`{key}={plain_text(value)}`" for key, value in preset.env_kwargs.items())
-    return f"{env_id or preset.env_id} {kwargs}".strip()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

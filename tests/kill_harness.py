@@ -25,7 +25,7 @@ from rl_training.contracts.errors import ConfigError
 from rl_training.data import replay_buffer
 from rl_training.experiment import checkpointing, files, metadata
 from rl_training.experiment.checkpointing import checkpoints_of
-from tests.resume_harness import Crash, _flat, _same, crash_at, differences, only_run
+from rl_training.testing.resume import Crash, crash_at, differences, flat, only_run, same
 from tests.small import small_settings
 
 OWN = small_settings("dqn", buffer_size=30, learning_starts=4, batch_size=4)
@@ -156,12 +156,12 @@ def _operations(home: Path, act: Action) -> list[str]:
     return list(json.loads((home / "trace").read_text()))
 
 
-def same(one: Any, other: Any) -> bool:
-    return one.keys() == other.keys() and all(_same(one, other, name) for name in one)
+def all_same(one: Any, other: Any) -> bool:
+    return one.keys() == other.keys() and all(same(one, other, name) for name in one)
 
 
 def state_of(agent: Any) -> dict[str, Any]:
-    return _flat(agent._experiment.trainer.state_dict())
+    return flat(agent._experiment.trainer.state_dict())
 
 
 def kill_agent_saves(home: Path, stride: int) -> tuple[int, list[str]]:
@@ -183,11 +183,11 @@ def kill_agent_saves(home: Path, stride: int) -> tuple[int, list[str]]:
     def look(place: Path) -> None:
         before = sorted(str(path) for path in place.rglob("*"))
         found = load(place / "agent")
-        check(same(state_of(found), states[found.num_timesteps]), f"another state of {found.num_timesteps} steps")
+        check(all_same(state_of(found), states[found.num_timesteps]), f"another state of {found.num_timesteps} steps")
         check(sorted(str(path) for path in place.rglob("*")) == before, "reading changed something")
         found.save(place / "agent")
         check(os.listdir(place) == ["agent"], os.listdir(place))
-        check(same(state_of(load(place / "agent")), states[found.num_timesteps]), "saved again")
+        check(all_same(state_of(load(place / "agent")), states[found.num_timesteps]), "saved again")
 
     return kill_everywhere(home, stride, act, look)
 

@@ -1,4 +1,4 @@
-"""Kill runs and resume them, and compare what they end with, bit for bit, with the run that was never stopped."""
+"""Kill runs in processes of their own and resume them; see `rl_training.testing.resume` for those in this process."""
 
 from __future__ import annotations
 
@@ -9,20 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
-
-from rl_training.api.session import resume, train
-from rl_training.contracts.state import Segment
-from rl_training.envs.factory import EnvLike
-from rl_training.experiment.checkpointing import checkpoints_of, load_checkpoint
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.logging import read_metrics
-from rl_training.runtime.callbacks import RunView
+from rl_training.experiment.checkpointing import checkpoints_of
+from rl_training.testing.resume import only_run
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
@@ -41,12 +32,6 @@ def run_through(*args: Any) -> Path:
 
 def _run_dir(text: str) -> Path:
     return Path(next(line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("run directory")))
-
-
-def only_run(output_dir: Path) -> Path:
-    """The one run below a directory."""
-    (run,) = [path for path in output_dir.iterdir() if path.is_dir()]
-    return run
 
 
 def kill_at(args: list[Any], output_dir: Path, delay: float, number: int = signal.SIGKILL) -> bool:
@@ -83,103 +68,6 @@ def kill_and_resume(args: list[Any], output_dir: Path, delays: list[float]) -> t
 
 def _is_finished(run: Path) -> bool:
     return bool(json.loads((run / "metadata.json").read_text())["status"] == "finished")
-
-
-class Crash(BaseException):
-    """What ends a run as a kill does: nothing gets to know of it in time."""
-
-
-def crash_at(step: int) -> Callable[[RunView], None]:
-    """A callback that ends the run at once when so many steps have been made."""
-
-    def crash(run: RunView) -> None:
-        if run.env_steps >= step:
-            raise Crash
-
-    return crash
-
-
-def crash_and_resume(
-    config: TrainConfig, steps: Sequence[int], changes: Mapping[str, Any] | None = None, env: EnvLike | None = None
-) -> Path:
-    """A run that crashes at these steps and is resumed each time, in this process; its run directory."""
-    config = config.replace(**(changes or {}))
-    with pytest.raises(Crash):
-        train(config, env=env, progress=False, callback=crash_at(steps[0]))
-    run = only_run(config.output_dir)
-    for step in steps[1:]:
-        with pytest.raises(Crash):
-            resume(run, env=env, progress=False, callback=crash_at(step))
-    resume(run, env=env, progress=False)
-    return run
-
-
-def differences(run: Path, other: Path, ignoring: Sequence[str] = ()) -> list[str]:
-    """Every entry of the last checkpoint, the metrics and the evaluations in which two runs differ; timings aside."""
-    state, other_state = (_flat(load_checkpoint(checkpoints_of(path)[-1]).state) for path in (run, other))
-    names = [name for name in state.keys() | other_state.keys() if not name.startswith(tuple(ignoring))]
-    found = [f"state {name}" for name in names if not _same(state, other_state, name)]
-    if _metrics(run) != _metrics(other):
-        found.append("metrics.jsonl")
-    if _events(run) != _events(other):
-        found.append("tensorboard")
-    if (run / "evaluations.json").read_text() != (other / "evaluations.json").read_text():
-        found.append("evaluations.json")
-    return found
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """The leaves of a state by their paths. Replay counts by its rows, in whatever files they lie."""
-    if isinstance(value, dict) and "segments" in value:
-        return _flat(_rows(value), name)
-    if isinstance(value, (dict, list)) and value:
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return {key: leaf for k, item in items for key, leaf in _flat(item, f"{name}/{k}").items()}
-    return {name: value}
-
-
-def _rows(replay: dict[str, Any]) -> dict[str, Any]:
-    """A saved replay with its segments joined; a file that is shared may begin with rows that are gone since."""
-    oldest, num_envs = replay["oldest"], replay["num_envs"]
-    columns: dict[str, list[Any]] = {}
-    for segment in replay["segments"]:
-        assert isinstance(segment, Segment)
-        tensors = {name: np.asarray(tensor) for name, tensor in segment.tensors().items()}
-        start, _ = tensors.pop("times")
-        skipped = max(0, oldest - start) * num_envs
-        there = tensors["ended"] >= skipped
-        tensors["ended"] = tensors["ended"] + start * num_envs
-        for name, column in tensors.items():
-            by_end = name == "ended" or name.startswith("final_")
-            columns.setdefault(name, []).append(column[there] if by_end else column[skipped:])
-    rest = {name: value for name, value in replay.items() if name != "segments"}
-    return {**rest, "rows": {name: np.concatenate(parts) for name, parts in columns.items()}}
-
-
-def _same(state: dict[str, Any], other: dict[str, Any], name: str) -> bool:
-    if name not in state or name not in other:
-        return False
-    a, b = state[name], other[name]
-    if hasattr(a, "shape"):
-        a, b = np.asarray(a), np.asarray(b)
-        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
-    return bool(a == b)
-
-
-def _metrics(run: Path) -> list[dict[str, Any]]:
-    lines = read_metrics(run / "metrics.jsonl")
-    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
-
-
-def _events(run: Path) -> dict[str, list[tuple[int, float]]]:
-    if not (run / "tensorboard").exists():
-        return {}
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
-    events.Reload()
-    names = [name for name in events.Tags()["scalars"] if not name.startswith("time/")]
-    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in names}
 
 
 def random_delays(seed: int, count: int, longest: float) -> list[float]:

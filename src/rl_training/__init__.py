@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 from rl_training.version import __version__ as __version__
 
 if TYPE_CHECKING:  # the same names as in _HOMES, for editors and type checkers
+    from rl_training.algorithms.registry import register_algorithm as register_algorithm
     from rl_training.api.agent import Agent as Agent
     from rl_training.api.agent import evaluate as evaluate
     from rl_training.api.agent import load as load
     from rl_training.api.agent import load_from_hub as load_from_hub
+    from rl_training.api.agent import make_agent as make_agent
     from rl_training.api.facades import *  # noqa: F403 - the facades, from the generated stub
     from rl_training.api.session import resume as resume
     from rl_training.api.session import train as train
@@ -35,7 +37,12 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for editors and type checkers
     from rl_training.contracts.schedule import (
         Piecewise as Piecewise,
     )
+    from rl_training.data.samplers import register_sampler as register_sampler
     from rl_training.experiment.config import TrainConfig as TrainConfig
+    from rl_training.experiment.logging.base import register_logger as register_logger
+    from rl_training.policies.encoders import register_encoder as register_encoder
+    from rl_training.policies.networks import register_network as register_network
+    from rl_training.policies.parameters import register_optimizer as register_optimizer
     from rl_training.runtime.callbacks import Callback as Callback
     from rl_training.runtime.callbacks import RunView as RunView
     from rl_training.runtime.trainer import TrainResult as TrainResult
@@ -45,6 +52,13 @@ _HOMES = {
     "evaluate": "api.agent",
     "load": "api.agent",
     "load_from_hub": "api.agent",
+    "make_agent": "api.agent",
+    "register_algorithm": "algorithms.registry",
+    "register_encoder": "policies.encoders",
+    "register_logger": "experiment.logging.base",
+    "register_network": "policies.networks",
+    "register_optimizer": "policies.parameters",
+    "register_sampler": "data.samplers",
     "Constant": "contracts.schedule",
     "Cosine": "contracts.schedule",
     "Linear": "contracts.schedule",

@@ -10,9 +10,9 @@ from rl_training.accelerate.native.takeover import Takeover
 from rl_training.algorithms.registry import registry
 from rl_training.api.session import train
 from rl_training.contracts.spec import AlgorithmSpec
+from rl_training.testing.resume import differences, only_run
 from tests.accelerate.native_harness import HAS_COMPILER, compile_now
 from tests.contracts.test_loose_state import make_config
-from tests.resume_harness import differences, only_run
 
 COMPILED_AFTER = 3
 """Calls of a recording before it is compiled: it takes over in the middle of a run."""

@@ -12,8 +12,8 @@ from rl_training.api.session import resume, train
 from rl_training.cli import main
 from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
+from rl_training.testing.resume import only_run
 from tests.accelerate.native_harness import HAS_COMPILER
-from tests.resume_harness import only_run
 
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler on this machine")
 PPO = {"num_steps": 16, "num_epochs": 2, "minibatch_size": 16}

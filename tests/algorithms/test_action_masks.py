@@ -14,8 +14,8 @@ from rl_training.contracts.batches import Progress, TransitionBatch
 from rl_training.contracts.errors import ConfigError, DataError, EnvError, SpaceError
 from rl_training.contracts.spec import EnvSpec
 from rl_training.policies.q_networks import QNetworkConfig
+from rl_training.testing.resume import flat, same
 from tests.envs.masked_tasks import Forbidding, InvalidActionError
-from tests.resume_harness import _flat, _same
 from tests.small import small_settings
 
 ON_POLICY = ["ppo", "a2c", "trpo"]
@@ -422,7 +422,7 @@ def registered():
 @pytest.mark.parametrize("where", ["obs", "info"])
 def test_saved_and_loaded_in_the_middle(name, where, registered, tmp_path):
     def state_of(agent):
-        return _flat(agent._experiment.trainer.state_dict())
+        return flat(agent._experiment.trainer.state_dict())
 
     whole = make(name, registered[where], seed=3)
     whole.learn(300, progress=False)
@@ -436,4 +436,4 @@ def test_saved_and_loaded_in_the_middle(name, where, registered, tmp_path):
     expected, found = state_of(whole), state_of(resumed)
     for agent in (whole, stopped, resumed):
         agent.close()
-    assert [key for key in expected.keys() | found.keys() if not _same(expected, found, key)] == []
+    assert [key for key in expected.keys() | found.keys() if not same(expected, found, key)] == []

@@ -22,7 +22,7 @@ from rl_training.contracts.errors import CheckpointError, ConfigError, EnvError,
 from rl_training.contracts.spec import OffPolicyConfig
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.experiment.checkpointing import checkpoints_of, load_checkpoint
-from tests.resume_harness import Crash, _flat, _same, crash_at, only_run
+from rl_training.testing.resume import Crash, crash_at, flat, only_run, same
 from tests.small import small_env, small_settings
 
 OFF_POLICY = [spec.title for spec in registry().values() if issubclass(spec.config, OffPolicyConfig)]
@@ -232,8 +232,8 @@ def test_replay_goes_from_one_agent_to_another(tmp_path: Path, capacity: int, pr
     assert buffer_of(second).num_transitions == min(100, capacity)
     second.save(tmp_path / "agent")
     again = load(tmp_path / "agent")
-    one, other = (_flat(agent._experiment.trainer.state_dict()) for agent in (second, again))
-    assert [name for name in one.keys() | other.keys() if not _same(one, other, name)] == []
+    one, other = (flat(agent._experiment.trainer.state_dict()) for agent in (second, again))
+    assert [name for name in one.keys() | other.keys() if not same(one, other, name)] == []
     for agent in (first, second, again):
         agent.close()
 

@@ -86,6 +86,8 @@ def test_metadata():
         "le": 1,
         "lt": None,
         "search": None,
+        "registry": None,
+        "added_later": False,
     }
 
 

@@ -15,8 +15,8 @@ from rl_training.contrib.recurrent.policy import Sequences
 from rl_training.contrib.recurrent_ppo import SPEC, RecurrentPPOAlgorithm, RecurrentPPOConfig, cut_rollout
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.wrappers import HideVelocity
+from rl_training.testing.resume import flat, same
 from tests.envs.memory_tasks import MaskedRecall, Recall
-from tests.resume_harness import _flat, _same
 
 SMALL = {"num_steps": 16, "sequence_length": 6, "minibatch_size": 16, "num_epochs": 2}
 SMALL |= {"network": {"actor_sizes": (8,), "critic_sizes": (8,)}, "memory": {"size": 8}}
@@ -247,11 +247,11 @@ def test_resumed_with_its_memories(tmp_path):
     resumed = load(tmp_path / "agent")
     assert torch.equal(resumed._experiment.trainer.collector.policy_state, state)
     resumed.learn(300 - resumed.num_timesteps, progress=False)
-    expected, found = (_flat(agent._experiment.trainer.state_dict()) for agent in (whole, resumed))
+    expected, found = (flat(agent._experiment.trainer.state_dict()) for agent in (whole, resumed))
     for agent in (whole, stopped, resumed):
         agent.close()
     assert any("in_flight/policy" in name for name in expected)
-    assert [name for name in expected.keys() | found.keys() if not _same(expected, found, name)] == []
+    assert [name for name in expected.keys() | found.keys() if not same(expected, found, name)] == []
 
 
 def test_settings():

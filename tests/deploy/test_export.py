@@ -22,9 +22,9 @@ from rl_training import DQN, PPO, SAC, RecurrentPPO, load
 from rl_training.algorithms.registry import registry
 from rl_training.cli import main
 from rl_training.contracts.errors import ConfigError, ExportError, MissingExtraError
+from rl_training.contracts.plugins import ENCODERS
 from rl_training.contracts.spec import ACTION_MASK
 from rl_training.deploy import export
-from rl_training.policies import encoders
 from rl_training.policies.encoders import FlatEncoder, register_encoder
 from tests.api.test_agent import Scripted
 from tests.envs.masked_tasks import Forbidding
@@ -276,7 +276,7 @@ class Peeking(FlatEncoder):
 def test_a_network_that_cannot_be_traced_is_explained(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoders, "_ENCODERS", dict(encoders._ENCODERS))  # other tests must not see this one
+    monkeypatch.setattr(ENCODERS, "_added", {})  # other tests must not see this one
     register_encoder("peeking")(Peeking)
     agent = PPO("CartPole-v1", network={"encoder": "peeking"}, **PPO_QUICK)
     with pytest.raises(ExportError, match=rf"this policy cannot be exported as {kind}: .+ has to be traceable"):

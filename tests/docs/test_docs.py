@@ -34,8 +34,8 @@ from scripts import generate_docs, results_page
 from rl_training import A2C, DQN, PPO, SAC
 from rl_training.algorithms.registry import registry
 from rl_training.cli import main
+from rl_training.contracts.plugins import REGISTRIES
 from rl_training.envs import wrappers
-from rl_training.policies import encoders
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -132,7 +132,8 @@ def reader(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(wrappers, "_WRAPPERS", dict(wrappers._WRAPPERS))
-    monkeypatch.setattr(encoders, "_ENCODERS", dict(encoders._ENCODERS))
+    for registered in REGISTRIES.values():
+        monkeypatch.setattr(registered, "_added", {})
     with contextlib.suppress(ImportError):
         importlib.import_module("ale_py")  # registers its games when it is first imported, and never again
     known = set(gym.registry)

@@ -28,7 +28,7 @@ from rl_training.experiment.build import EPISODE_BOUNDARY, EXACT, build_experime
 from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.collector import EpisodeStatistics
-from tests.resume_harness import _flat, _same, crash_and_resume, differences
+from rl_training.testing.resume import crash_and_resume, differences, flat, same
 
 ale_py = pytest.importorskip("ale_py")
 pytest.importorskip("cv2")
@@ -157,10 +157,10 @@ def test_two_native_runs_of_one_seed_are_equal() -> None:
             config(atari=TINY, eval_every=0, seed=3, algorithm={"num_steps": 16, "minibatch_size": 16, "num_epochs": 1})
         )
         agent.learn(64, progress=False)
-        states.append(_flat(agent._experiment.trainer.state_dict()))
+        states.append(flat(agent._experiment.trainer.state_dict()))
         agent.close()
     one, other = states
-    assert [name for name in one.keys() | other.keys() if not _same(one, other, name)] == []
+    assert [name for name in one.keys() | other.keys() if not same(one, other, name)] == []
 
 
 # ---------------------------------------------------------------------------------------------------------------------

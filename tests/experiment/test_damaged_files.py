@@ -24,7 +24,8 @@ from rl_training.experiment import checkpointing, files
 from rl_training.experiment.checkpointing import FORMAT_VERSION, checkpoints_of, find_checkpoint, load_checkpoint
 from rl_training.experiment.logging import read_metrics
 from rl_training.experiment.runs import RunDirectory
-from tests.resume_harness import ENVIRONMENT, _flat, _same
+from rl_training.testing.resume import flat, same
+from tests.resume_harness import ENVIRONMENT
 
 CONTENT = ["state.safetensors", "state.json", "config.json", "metadata.json"]
 FILES = ["manifest.json", *CONTENT]
@@ -62,8 +63,8 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 
 def same_state(one: Path, other: Path) -> bool:
-    a, b = _flat(load_checkpoint(one).state), _flat(load_checkpoint(other).state)
-    return all(_same(a, b, name) for name in a.keys() | b.keys())
+    a, b = flat(load_checkpoint(one).state), flat(load_checkpoint(other).state)
+    return all(same(a, b, name) for name in a.keys() | b.keys())
 
 
 def damaged_but_survived(run: Path, name: str) -> None:

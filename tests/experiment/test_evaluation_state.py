@@ -14,7 +14,7 @@ from gymnasium import spaces
 from rl_training import PPO, TrainConfig, load
 from rl_training.api.session import resume, train
 from rl_training.experiment.checkpointing import checkpoints_of, load_checkpoint
-from tests.resume_harness import _flat, _same, differences
+from rl_training.testing.resume import differences, flat, same
 
 
 def a_config(tmp_path: Path, **changes: Any) -> TrainConfig:
@@ -129,8 +129,8 @@ def test_a_resumed_run_has_the_same_evaluations(env: Any, eval_env: Any, setting
     assert len(expected["evaluations"]) == 6
     assert found == expected
     assert differences(whole.run_dir, stopped) == []
-    best, other = (_flat(load_checkpoint(run / "checkpoints" / "best").state) for run in (whole.run_dir, stopped))
-    assert [name for name in best.keys() | other.keys() if not _same(best, other, name)] == []
+    best, other = (flat(load_checkpoint(run / "checkpoints" / "best").state) for run in (whole.run_dir, stopped))
+    assert [name for name in best.keys() | other.keys() if not same(best, other, name)] == []
 
 
 @pytest.mark.parametrize("env", [normalized, OwnStream])

@@ -19,21 +19,10 @@ from rl_training.data import replay_buffer
 from rl_training.experiment.checkpointing import checkpoints_of, load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import RunDirectory
+from rl_training.testing.resume import Crash, crash_and_resume, crash_at, differences, flat, only_run, same
 from tests.envs.goal_tasks import BitFlipping, PointTouching
 from tests.envs.pixel_tasks import DOT
-from tests.resume_harness import (
-    Crash,
-    _flat,
-    _same,
-    crash_and_resume,
-    crash_at,
-    differences,
-    kill_and_resume,
-    kill_at,
-    only_run,
-    random_delays,
-    run_through,
-)
+from tests.resume_harness import kill_and_resume, kill_at, random_delays, run_through
 from tests.small import small_settings
 
 NORMALIZED = {"normalize_obs": True, "normalize_reward": True}
@@ -49,7 +38,7 @@ def agent(spec, env, **settings):
 
 def state_of(trained):
     """Everything a checkpoint would hold."""
-    return _flat(trained._experiment.trainer.state_dict())
+    return flat(trained._experiment.trainer.state_dict())
 
 
 @pytest.mark.parametrize("spec", ON_POLICY, ids=lambda spec: spec.name)
@@ -80,7 +69,7 @@ def test_saved_and_loaded_in_the_middle(spec, env, settings, tmp_path):
     expected, found = state_of(whole), state_of(resumed)
     whole.close()
     resumed.close()
-    assert [name for name in expected.keys() | found.keys() if not _same(expected, found, name)] == []
+    assert [name for name in expected.keys() | found.keys() if not same(expected, found, name)] == []
 
 
 # Off-policy: replay, priorities, hindsight and noise are state as well
@@ -194,12 +183,12 @@ def test_the_comparison_sees_a_difference_in_replay(tmp_path):
     one = train(config.replace(output_dir=tmp_path / "one"), progress=False).run_dir
     saved = checkpoints_of(one)[-1]
     state = load_checkpoint(saved).state
-    other = _flat(state)
+    other = flat(state)
     rows = next(name for name in other if name.endswith("/rows/reward"))
     assert other[rows].shape == (60,)
     changed = {**other, rows: other[rows].copy()}
     changed[rows][7] += 1e-7
-    assert [name for name in other if not _same(other, changed, name)] == [rows]
+    assert [name for name in other if not same(other, changed, name)] == [rows]
 
 
 ARGS = ["train", "ppo", "CartPole-v1", "--num-envs", 4, "--seed", 5, "--total-timesteps", 6000]
@@ -266,7 +255,7 @@ def stopped_in_evaluations(config, stops):
 
 
 def best_of(run):
-    return _flat(load_checkpoint(run / "checkpoints" / "best").state)
+    return flat(load_checkpoint(run / "checkpoints" / "best").state)
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +277,7 @@ def test_stopped_in_the_middle_of_evaluations(share, never_stopped, tmp_path):
     assert differences(whole.run_dir, result.run_dir) == []
     assert (result.best_return, result.final_evaluation) == (whole.best_return, whole.final_evaluation)
     best, other = best_of(whole.run_dir), best_of(result.run_dir)
-    assert [name for name in best.keys() | other.keys() if not _same(best, other, name)] == []
+    assert [name for name in best.keys() | other.keys() if not same(best, other, name)] == []
 
 
 def test_killed_after_an_evaluation_that_was_made_again(never_stopped, tmp_path):

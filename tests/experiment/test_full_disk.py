@@ -16,8 +16,9 @@ from rl_training.experiment import files
 from rl_training.experiment.files import Appender, UnwritableError
 from rl_training.experiment.logging import JsonlLogger, read_metrics
 from rl_training.experiment.runs import RunDirectory
+from rl_training.testing.resume import differences, only_run
 from tests.experiment.test_damaged_files import can_mount
-from tests.resume_harness import ENVIRONMENT, differences, only_run
+from tests.resume_harness import ENVIRONMENT
 
 SCRIPT = """
 import json, os, resource, sys, warnings

@@ -22,7 +22,7 @@ from rl_training.contracts.errors import CheckpointError, NonFiniteError
 from rl_training.data import replay_buffer
 from rl_training.experiment import checkpointing
 from rl_training.experiment.checkpointing import checkpoints_of, find_checkpoint, load_checkpoint, save_checkpoint
-from tests.resume_harness import _flat, _same
+from rl_training.testing.resume import flat, same
 from tests.small import small_settings
 
 ROWS = 10
@@ -73,8 +73,8 @@ def segments(checkpoint: Path) -> list[Path]:
 
 
 def same_state(one: Path, other: Path) -> list[str]:
-    a, b = _flat(load_checkpoint(one).state), _flat(load_checkpoint(other).state)
-    return [name for name in a.keys() | b.keys() if not _same(a, b, name)]
+    a, b = flat(load_checkpoint(one).state), flat(load_checkpoint(other).state)
+    return [name for name in a.keys() | b.keys() if not same(a, b, name)]
 
 
 # Sharing
@@ -129,7 +129,7 @@ def small_agent(**changes: Any) -> DQN:
 
 
 def state_of(agent: Any) -> dict[str, Any]:
-    return _flat(agent._experiment.trainer.state_dict())
+    return flat(agent._experiment.trainer.state_dict())
 
 
 def test_saved_elsewhere_and_the_original_deleted(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_saved_elsewhere_and_the_original_deleted(tmp_path: Path) -> None:
     again = load(tmp_path / "other" / "place")
     shutil.rmtree(tmp_path / "other")  # what it was loaded from is not needed any more either
     expected, found = state_of(agent), state_of(again)
-    assert [name for name in expected.keys() | found.keys() if not _same(expected, found, name)] == []
+    assert [name for name in expected.keys() | found.keys() if not same(expected, found, name)] == []
     again.save(tmp_path / "third")
     assert load(tmp_path / "third").num_timesteps == 70
 
@@ -155,7 +155,7 @@ def test_saved_over_itself_again_and_again(tmp_path: Path) -> None:
         agent.save(tmp_path / "agent")
         assert os.listdir(tmp_path) == ["agent"]
         found, expected = state_of(load(tmp_path / "agent")), state_of(agent)
-        assert [name for name in expected.keys() | found.keys() if not _same(expected, found, name)] == []
+        assert [name for name in expected.keys() | found.keys() if not same(expected, found, name)] == []
 
 
 def test_a_copy_of_the_directory_is_complete(trained: Path, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_file_that_was_changed_after_it_was_saved_is_not_shared_again(tmp_path
         os.utime(path, ns=(1, 1))
     agent.save(tmp_path / "two")
     found, expected = state_of(load(tmp_path / "two")), state_of(agent)
-    assert [name for name in expected if not _same(expected, found, name)] == []
+    assert [name for name in expected if not same(expected, found, name)] == []
 
 
 # Acting needs no replay
@@ -303,9 +303,9 @@ def test_a_run_whose_replay_is_damaged_everywhere_can_go_on_without_it(rotten: P
 def test_a_learner_only_resume_keeps_weights_and_optimizer(rotten: Path, trained: Path) -> None:
     expected = load(trained)._experiment.trainer.algorithm.state_dict()
     found = load(rotten, learner_only=True)._experiment.trainer.algorithm.state_dict()
-    one, other = _flat(expected), _flat(found)
+    one, other = flat(expected), flat(found)
     assert one.keys() == other.keys()
-    assert all(_same(one, other, name) for name in one)
+    assert all(same(one, other, name) for name in one)
 
 
 @pytest.mark.parametrize("restored", [False, True])
@@ -326,7 +326,7 @@ def test_a_shared_file_that_rots_is_found_within_some_saves_and_written_anew(tmp
     assert len(said) == 1
     assert "segment_00002.safetensors: is damaged: its checksum differs" in said[0]
     found, expected = state_of(load(tmp_path / str(count))), state_of(agent)
-    assert [name for name in expected.keys() | found.keys() if not _same(expected, found, name)] == []
+    assert [name for name in expected.keys() | found.keys() if not same(expected, found, name)] == []
 
 
 def test_of_many_shared_files_each_is_verified_within_sixteen_saves(

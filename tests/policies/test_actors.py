@@ -195,5 +195,5 @@ class TestNoise:
 
 def test_network_problems():
     assert OffPolicyNetworkConfig().problems() == []
-    (problem,) = OffPolicyNetworkConfig(encoder="nonsense").problems()
-    assert problem.startswith("encoder: unknown encoder 'nonsense'")
+    (problem,) = OffPolicyNetworkConfig(critic_kwargs={"width": 3}).problems()
+    assert problem == "critic_kwargs: are for a registered network, and critic is 'mlp'"

@@ -10,8 +10,9 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 import rl_training
-from rl_training.contracts.errors import SpaceError
+from rl_training.contracts.errors import ConfigError, SpaceError
 from rl_training.contracts.images import has_images, image_layout
+from rl_training.contracts.plugins import ENCODERS
 from rl_training.policies import encoders
 from rl_training.policies.encoders import (
     DictEncoder,
@@ -20,7 +21,6 @@ from rl_training.policies.encoders import (
     ImageEncoder,
     ImpalaCNN,
     NatureCNN,
-    encoder_names,
     make_encoder,
     register_encoder,
 )
@@ -397,7 +397,7 @@ class LampAndNoise(Lamp):
 class TestRegister:
     @pytest.fixture(autouse=True)
     def own_registry(self, monkeypatch):
-        monkeypatch.setattr(encoders, "_ENCODERS", dict(encoders._ENCODERS))
+        monkeypatch.setattr(ENCODERS, "_added", {})
 
     def test_a_registered_encoder_is_made_by_name(self):
         seen = []
@@ -407,7 +407,7 @@ class TestRegister:
             seen.append(space)
             return FlatEncoder(space)
 
-        assert "mine" in encoder_names()
+        assert "mine" in ENCODERS.names()
         assert isinstance(make_encoder("mine", IMAGE), FlatEncoder)  # also for images: it was asked for
         assert seen == [IMAGE]
 
@@ -522,7 +522,8 @@ class TestRegister:
 
     def test_unknown_names_are_refused_with_the_known_ones(self):
         with pytest.raises(
-            SpaceError, match="unknown encoder 'nature'; known: auto, dict, drq_cnn, flat, impala_cnn, nature_cnn"
+            ConfigError,
+            match=r"unknown encoder 'nature'\. Did you mean 'nature_cnn'\? Known: auto, dict, drq_cnn, flat, imp",
         ):
             make_encoder("nature", IMAGE)
 

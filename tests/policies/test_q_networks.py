@@ -50,9 +50,9 @@ class TestConfig:
         assert (config.sizes, config.activation, config.encoder) == ((64, 64), "relu", "auto")
         assert config.problems() == []
 
-    def test_an_unknown_encoder(self):
-        (problem,) = QNetworkConfig(encoder="eyes").problems()
-        assert problem.startswith("encoder: unknown encoder 'eyes'")
+    def test_arguments_of_a_network_that_takes_none(self):
+        (problem,) = QNetworkConfig(critic_kwargs={"width": 3}).problems()
+        assert problem == "critic_kwargs: are for a registered network, and critic is 'mlp'"
 
 
 class TestNetworks:

@@ -13,9 +13,9 @@ from torch import Tensor
 import rl_training
 from rl_training import load
 from rl_training.contracts.batches import Observation
+from rl_training.contracts.plugins import ENCODERS
 from rl_training.contracts.spec import FrameStack
 from rl_training.envs import check_env, make_env
-from rl_training.policies import encoders
 from rl_training.policies.encoders import ImageEncoder, ImpalaCNN, NatureCNN
 from rl_training.runtime.off_policy import OffPolicyTrainer
 from tests.envs.pixel_tasks import Glyphs, Motion
@@ -132,7 +132,7 @@ def test_nothing_else_reads_them(
     name: str, encoder: Any, task: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In as many steps, with equal settings: without convolutions, without neighbours, and with a wrong layout."""
-    monkeypatch.setitem(encoders._ENCODERS, "control", encoder)
+    monkeypatch.setitem(ENCODERS._added, "control", encoder)
     network = {**AGENTS[name][1]["network"], "encoder": "control", **(WIDE[name] if encoder is Flat else {})}
     _, after = score_at_other_places(name, 3_072, task, network=network)
     assert after <= 0.8

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.resume_harness import ENVIRONMENT, command, differences, kill_and_resume, random_delays, run_through
+from rl_training.testing.resume import differences
+from tests.resume_harness import ENVIRONMENT, command, kill_and_resume, random_delays, run_through
 
 pytestmark = pytest.mark.soak
 

@@ -1,46 +1,112 @@
-"""The registry of algorithms: every module of `algorithms` and `contrib` that defines a `SPEC`.
+"""The registry of algorithms: every module of `algorithms` and `contrib` that defines a `SPEC`, and those of others.
 
-Nothing is listed by hand, so adding an algorithm is adding a module.
+Nothing is listed by hand, so adding an algorithm is adding a module. Other packages announce theirs by an entry point
+of the group `rl_training.algorithms`; scripts register theirs with `register_algorithm`.
 """
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import functools
 import importlib
 import pkgutil
+import re
+import types
+import warnings
 from typing import Any
 
 from gymnasium import spaces
 
 from rl_training.contracts.errors import ConfigError, SpaceError
 from rl_training.contracts.images import has_images
-from rl_training.contracts.spec import AlgorithmSpec, EnvSpec
+from rl_training.contracts.plugins import REGISTRIES, Registry
+from rl_training.contracts.spec import AlgorithmConfig, AlgorithmSpec, EnvSpec
 
 _PACKAGES = ("rl_training.algorithms", "rl_training.contrib")
 
 
+def _accept(name: str, value: Any) -> AlgorithmSpec:
+    """The spec that was registered, or that of a module; one that cannot work is refused."""
+    spec = getattr(value, "SPEC", None) if isinstance(value, types.ModuleType) else value
+    if not isinstance(spec, AlgorithmSpec):
+        raise ConfigError(f"expected an AlgorithmSpec, or a module that has one named SPEC, got {value!r:.80}")
+    problems = []
+    if spec.name != name:
+        problems.append(f"its entry point is named '{name}', and its SPEC says '{spec.name}'; both must be the same")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", spec.name):
+        problems.append(f"name: expected lower-case letters, digits and underscores, got '{spec.name}'")
+    if not spec.title.isidentifier():
+        problems.append(f"title: must be fit for the name of a class, got '{spec.title}'")
+    if not (isinstance(spec.config, type) and issubclass(spec.config, AlgorithmConfig)):
+        problems.append(f"config: expected a dataclass derived from AlgorithmConfig, got {spec.config!r:.80}")
+    if taken := [other.name for other in ALGORITHMS.own().values() if other.title == spec.title]:
+        problems.append(f"title: '{spec.title}' is the title of rl_training's own {taken[0]}; choose another")
+    if problems:
+        raise ConfigError(problems)
+    return dataclasses.replace(spec, layer="plugin")
+
+
+ALGORITHMS: Registry[AlgorithmSpec] = Registry("algorithm", "rl_training.algorithms", accept=_accept)
+REGISTRIES[ALGORITHMS.kind] = ALGORITHMS
+
+
 @functools.cache
-def registry() -> dict[str, AlgorithmSpec]:
-    """All algorithms by name."""
-    found: dict[str, AlgorithmSpec] = {}
+def _discover() -> None:
+    """Find the package's own algorithms."""
     for package_name in _PACKAGES:
         package = importlib.import_module(package_name)
         for module_info in pkgutil.iter_modules(package.__path__):
             spec = getattr(importlib.import_module(f"{package_name}.{module_info.name}"), "SPEC", None)
             if isinstance(spec, AlgorithmSpec):
-                found[spec.name] = spec
+                ALGORITHMS.builtin(spec.name)(spec)
+
+
+def register_algorithm(spec: AlgorithmSpec) -> AlgorithmSpec:
+    """Make an algorithm known by its name, for Python, configs and checkpoints of this process.
+
+    The command line and other processes find algorithms of installed packages, by entry points of the group
+    `rl_training.algorithms`. Names and titles of the package's own algorithms are refused. Returns the spec as it is
+    registered: its layer is `plugin`.
+
+    Example:
+        >>> from my_package import SPEC  # doctest: +SKIP
+        >>> register_algorithm(SPEC)  # doctest: +SKIP
+        >>> agent = rl_training.make_agent("my_algorithm", "CartPole-v1")  # doctest: +SKIP
+    """
+    _discover()
+    ALGORITHMS.register(spec.name)(spec)
+    return ALGORITHMS.get(spec.name)
+
+
+def own_algorithms() -> dict[str, AlgorithmSpec]:
+    """The algorithms of this package itself, by name."""
+    _discover()
+    return dict(sorted(ALGORITHMS.own().items()))
+
+
+def registry() -> dict[str, AlgorithmSpec]:
+    """All algorithms by name. One of another package that cannot be imported is left out, with a warning."""
+    found = own_algorithms()
+    for name in ALGORITHMS.added():
+        try:
+            found[name] = get_spec(name)
+        except ConfigError as error:
+            _warn(str(error))
     return dict(sorted(found.items()))
+
+
+@functools.cache  # once is enough
+def _warn(problem: str) -> None:
+    warnings.warn(f"{problem}. `rl-training doctor` shows all plug-ins", stacklevel=3)
 
 
 def get_spec(name: str) -> AlgorithmSpec:
     """The algorithm with that name; the error names the nearest one."""
-    specs = registry()
-    if name not in specs:
-        near = difflib.get_close_matches(name.lower(), specs, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise ConfigError(f"algo: unknown algorithm '{name}'.{hint} Known: {', '.join(specs)}")
-    return specs[name]
+    _discover()
+    try:
+        return ALGORITHMS.get(name)
+    except ConfigError as error:
+        raise ConfigError([f"algo: {problem}" for problem in error.problems]) from error
 
 
 def check_action_space(algorithm: AlgorithmSpec, spec: EnvSpec) -> None:

@@ -39,6 +39,7 @@ from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import Layer, TrainConfig, merge, resolve
 from rl_training.experiment.lock import run_lock
 from rl_training.experiment.metadata import collect_metadata
+from rl_training.experiment.plugins import plugins_of
 from rl_training.experiment.presets import find_preset, presets
 from rl_training.experiment.replay import read_replay, save_replay
 from rl_training.experiment.restoring import initialize, load_experiment
@@ -342,6 +343,7 @@ class Agent:
             **collect_metadata(str(self._experiment.device)),
             "seed": self.config.seed,
             "environment": describe_environment(self._experiment),
+            "plugins": plugins_of(self.config),
             "config": self.config.to_dict(),
             "env_steps": self.num_timesteps,
         }
@@ -451,6 +453,18 @@ def _override(config: TrainConfig, settings: Mapping[str, Any], algo: str) -> Tr
         return config
     changes = split_settings(algo, settings, config.env_id)
     return config.updated(changes, "keywords")
+
+
+def make_agent(algo: str, env: EnvLike | TrainConfig, *, eval_env: EnvLike | None = None, **settings: Any) -> Agent:
+    """The agent of an algorithm by its lower-case name; otherwise as its class is called.
+
+    Example:
+        >>> make_agent("ppo", "CartPole-v1", seed=1)  # doctest: +SKIP
+    """
+    from rl_training.api import facades
+
+    cls: type[Agent] = getattr(facades, get_spec(algo).title)
+    return cls(env, eval_env=eval_env, **settings)
 
 
 def load(

@@ -1,4 +1,4 @@
-"""`PPO`, `A2C`, ...: one class per registered algorithm, made when it is asked for.
+"""`PPO`, `A2C`, ...: one class per registered algorithm, made when it is asked for. Plug-ins have theirs as well.
 
 Editors and type checkers read `facades.pyi`, which `python -m rl_training.api.stubs` writes from the registry.
 """

@@ -41,17 +41,20 @@ from rl_training.experiment.files import UnwritableError
 from rl_training.experiment.lock import run_lock
 from rl_training.experiment.logging import (
     JsonlLogger,
+    LoggedRun,
     Logger,
     LoggingCallback,
     MlflowLogger,
     ProgressCallback,
     TensorBoardLogger,
     WandbLogger,
+    make_logger,
     read_metrics,
     require_mlflow,
     require_wandb,
 )
 from rl_training.experiment.metadata import collect_metadata
+from rl_training.experiment.plugins import plugins_of
 from rl_training.experiment.restoring import (
     changeable,
     differing_machine,
@@ -235,6 +238,7 @@ def save_experiment(experiment: Experiment, path: Path) -> Path:
         "seed": experiment.config.seed,
         "environment": describe_environment(experiment),
         "env_steps": experiment.trainer.env_steps,
+        "plugins": plugins_of(experiment.config),
         "resume_grade": _grade(experiment, state),
     }
     return save_checkpoint(path, state, experiment.config.to_dict(), about)
@@ -268,6 +272,7 @@ def save_weights(experiment: Experiment, path: Path) -> Path:
         "seed": config.seed,
         "environment": describe_environment(experiment),
         "env_steps": experiment.trainer.env_steps,
+        "plugins": plugins_of(config),
         "resume_grade": WEIGHTS_ONLY,
     }
     return save_checkpoint(path, state, config.replace(**elsewhere).to_dict(), about)
@@ -302,17 +307,15 @@ def run_experiment(
         grade, obstacle = experiment.resume_grade()
         if progress:
             said = f"resume grade: {grade}" + (f" ({obstacle})" if obstacle else "")
-        environment = describe_environment(experiment)
-        steps = experiment.trainer.env_steps
+        facts = {"environment": describe_environment(experiment), "resume_grade": grade, "plugins": plugins_of(config)}
         run_dir.begin(
             this,
             str(experiment.device),
-            steps,
+            experiment.trainer.env_steps,
             settings=changeable(this),
             learner_only=learner_only,
-            environment=environment,
-            resume_grade=grade,
             accelerate=experiment.acceleration(),
+            **facts,
         )
     _warn_if_schedules_are_over(experiment)
     try:
@@ -486,6 +489,8 @@ def _file_callbacks(experiment: Experiment, run_dir: RunDirectory) -> list[Callb
         loggers.append(WandbLogger(path, config.to_dict(), run_dir.run_id()))
     if config.mlflow:
         loggers.append(MlflowLogger(path, config.to_dict(), run_dir.run_id(), run_dir.metadata()))
+    about = LoggedRun(path, config.to_dict(), run_dir.run_id(), history)
+    loggers += [make_logger(logger, about) for logger in config.loggers]
     callbacks: list[Callback] = [EvaluationLog(run_dir), LoggingCallback(loggers, Every(config.log_every), logged_at)]
     if config.video_every:
         videos = path / "videos"

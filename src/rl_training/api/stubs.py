@@ -10,7 +10,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from rl_training.algorithms.registry import registry
+from rl_training.algorithms.registry import own_algorithms
 from rl_training.contracts.spec import AlgorithmSpec
 from rl_training.experiment.config import TrainConfig
 
@@ -31,6 +31,7 @@ IMPORTS = (
     "from rl_training.envs.factory import EnvLike",
     "from rl_training.envs.wrappers import WrapperConfig",
     "from rl_training.experiment.config import TrainConfig",
+    "from rl_training.experiment.logging.base import LoggerConfig",
 )
 
 
@@ -44,6 +45,7 @@ def _annotation(hint: Any) -> str:
         "Path | None": "str | Path | None",
         "AlgorithmConfig": "dict[str, Any]",
         "list[WrapperConfig]": "list[WrapperConfig | dict[str, Any]]",
+        "list[LoggerConfig]": "list[LoggerConfig | dict[str, Any]]",
     }.get(text, f"{text} | dict[str, Any]" if text.endswith("Config") else text)
 
 
@@ -76,7 +78,7 @@ def _class(spec: AlgorithmSpec) -> str:
 
 def render() -> str:
     """The text of `facades.pyi`."""
-    specs = list(registry().values())
+    specs = list(own_algorithms().values())
     imports = set(IMPORTS)
     for spec in specs:
         for cls in (spec.config, *(f.default_factory for f in dataclasses.fields(spec.config))):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import Annotated
 
 import tyro
 
+from rl_training.algorithms.registry import own_algorithms
 from rl_training.cli import parsing
 from rl_training.contracts.errors import CheckpointError
+from rl_training.contracts.plugins import REGISTRIES
 from rl_training.contracts.settings import documented, setting
 from rl_training.experiment.metadata import package_versions
+from rl_training.experiment.presets import plugin_presets
 
 EXTRAS = {
     "atari": ("ale_py", "cv2"),
@@ -35,7 +39,7 @@ EXTRAS = {
 @documented
 @dataclass
 class DoctorArgs:
-    """Show versions, devices, what can be accelerated, and which extras are installed."""
+    """Show versions, devices, what can be accelerated, which extras are installed, and plug-ins of other packages."""
 
     run: Annotated[Path | None, tyro.conf.Positional] = setting(
         None, "A run directory: also show which of its functions are accelerated, and why the others are not."
@@ -62,6 +66,8 @@ def run(args: list[str]) -> int:
         missing = [module for module in modules if find_spec(module) is None]
         state = f"missing; pip install 'rl-training[{extra}]'" if missing else "installed"
         print(f"extra {extra:<8} {state}")
+    for line in plugin_lines():
+        print(line)
     return 0
 
 
@@ -76,3 +82,13 @@ def _show_acceleration(path: Path) -> None:
     print(f"{'run':<14} {path}: accelerate={found.get('mode')}")
     for name, status in found["functions"].items():
         print(f"  {name:<24} {status}")
+
+
+def plugin_lines() -> Iterator[str]:
+    """What installed packages add, and what is wrong with it."""
+    own_algorithms()  # so that names of the package's own are known
+    for registered in REGISTRIES.values():
+        for name, package, problem in registered.check_entry_points():
+            yield f"plug-in {registered.kind} {name} ({package}): {problem or 'works'}"
+    for source, own, problem in plugin_presets():
+        yield f"plug-in presets ({source}): {problem or ', '.join(own)}"

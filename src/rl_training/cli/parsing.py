@@ -12,6 +12,7 @@ from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.schedule import Schedule
 from rl_training.envs.wrappers import WrapperConfig
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.logging import LoggerConfig
 from rl_training.experiment.schema import to_plain
 from rl_training.experiment.yaml_io import dump_yaml, parse_yaml
 
@@ -108,11 +109,11 @@ def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
             is_instance=lambda value: isinstance(value, dict),
             str_from_instance=lambda value: [f"{key}={_inline(item)}" for key, item in value.items()],
         )
-    if info.type_origin is list and typing.get_args(info.type) == (WrapperConfig,):
+    if info.type_origin is list and typing.get_args(info.type)[0] in (WrapperConfig, LoggerConfig):
         return PrimitiveConstructorSpec(
             nargs="*",
             metavar="[{name: NAME, kwargs: {...}} ...]",
-            instance_from_str=lambda args: [parse_yaml(arg, "--wrappers") for arg in args],
+            instance_from_str=lambda args: [parse_yaml(arg, "the command line") for arg in args],
             is_instance=lambda value: isinstance(value, list),
             str_from_instance=lambda value: [_inline(item) for item in value],
         )

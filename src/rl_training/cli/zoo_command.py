@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from rl_training.algorithms.registry import get_spec
 from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
@@ -28,14 +29,17 @@ if TYPE_CHECKING:
 class ZooArgs:
     """Presets, trained agents and benchmark suites.
 
-    `zoo list` lists the presets and `zoo show ppo/cartpole` shows one; `zoo agents` lists the trained agents that ship
-    with the package; `zoo benchmark --help` tells of suites.
+    `zoo list` lists the presets and `zoo show ppo/cartpole` shows one; `zoo show ppo` prints tables of an algorithm's
+    settings and presets; `zoo agents` lists the trained agents that ship with the package; `zoo benchmark --help` tells
+    of suites.
     """
 
     action: Annotated[Literal["list", "show", "agents", "benchmark"], tyro.conf.Positional] = setting(
         "list", "What to do."
     )
-    name: Annotated[str, tyro.conf.Positional] = setting("", "For list and agents: an algorithm. For show: a preset.")
+    name: Annotated[str, tyro.conf.Positional] = setting(
+        "", "For list and agents: an algorithm. For show: a preset or an algorithm."
+    )
 
 
 @documented
@@ -63,7 +67,14 @@ def run(args: list[str]) -> int:
     options = parsing.parse(ZooArgs, args, prog="rl-training zoo", description=_summary(ZooArgs))
     if options.action == "show":
         if not options.name:
-            raise ConfigError("name a preset: `rl-training zoo show ppo/cartpole`; `rl-training zoo list` shows all")
+            raise ConfigError(
+                "name a preset or an algorithm: `rl-training zoo show ppo/cartpole`; `rl-training zoo list` shows all"
+            )
+        if "/" not in options.name:
+            from rl_training.zoo.descriptions import describe
+
+            print(describe(get_spec(options.name)))
+            return 0
         preset = get_preset(options.name)
         print(f"# preset {preset.name}: what differs from the defaults")
         print(preset.path.read_text(encoding="utf-8").rstrip())

@@ -6,7 +6,10 @@ import dataclasses
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from rl_training.contracts.plugins import Registry
 
 T = TypeVar("T")
 
@@ -88,8 +91,13 @@ def setting(
     le: float | None = None,
     lt: float | None = None,
     search: Search | Mapping[str, Any] | None = None,
+    registry: Registry[Any] | None = None,
+    added_later: bool = False,
 ) -> Any:
     """A dataclass field with its documentation, its range, and what a search for good settings may give it.
+
+    With `registry`, its value is a name that is known there. One that is `added_later` than results were measured, and
+    whose default is what was done before, does not make these results those of other settings.
 
     For a section or a schedule, `search` maps names of its parts to what these may be given; a part that is None is not
     searched, whatever the section itself says.
@@ -100,7 +108,8 @@ def setting(
         ... class Settings:
         ...     gamma: float = setting(0.99, "Discount factor.", ge=0, le=1)
     """
-    metadata = {"help": help, "ge": ge, "gt": gt, "le": le, "lt": lt, "search": search}
+    metadata: dict[str, Any] = {"help": help, "ge": ge, "gt": gt, "le": le, "lt": lt, "search": search}
+    metadata |= {"registry": registry, "added_later": added_later}
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

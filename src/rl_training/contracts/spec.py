@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gymnasium import spaces
 
+from rl_training.contracts.plugins import SAMPLERS
 from rl_training.contracts.schedule import Linear, ScheduleOrFloat
 from rl_training.contracts.settings import choices, documented, setting
 
@@ -119,6 +120,13 @@ class OffPolicyConfig(AlgorithmConfig):
         help="Correction of prioritised sampling, a number or a schedule; 1 is complete.",
         ge=0,
     )
+    sampler: str | None = setting(
+        None,
+        "What chooses the transitions of a batch, by registered name; none for uniform, or prioritized if that is set.",
+        registry=SAMPLERS,
+        added_later=True,
+    )
+    sampler_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of the sampler.", added_later=True)
     her: bool = setting(False, "Hindsight: learn also from goals that were reached instead of the desired ones.")
     her_strategy: Literal["future", "final", "episode"] = setting(
         "future", "Where hindsight takes goals from: later in the same episode, its end, or anywhere in it."
@@ -131,6 +139,17 @@ class OffPolicyConfig(AlgorithmConfig):
     checkpoint_replay: bool = setting(
         True, "Keep the replay in checkpoints; without it a resumed run has to fill it anew (grade learner-only)."
     )
+
+    def problems(self) -> list[str]:
+        """See `AlgorithmConfig.problems`."""
+        found = super().problems()
+        if self.sampler is not None and self.prioritized:
+            found.append(
+                f"sampler: prioritized is set, which is a sampler itself; '{self.sampler}' cannot be one beside it"
+            )
+        if self.sampler is None and self.sampler_kwargs:
+            found.append("sampler_kwargs: are for a registered sampler, and none is set")
+        return found
 
     def unused(self) -> set[str]:
         """See `AlgorithmConfig.unused`."""
@@ -155,6 +174,7 @@ class AlgorithmSpec:
     action_spaces: tuple[type[spaces.Space[Any]], ...]
     paper: str
     default_num_envs: int = 1
-    layer: Literal["core", "contrib"] = "core"
+    layer: Literal["core", "contrib", "plugin"] = "core"
+    """The stability promise: core and contrib are this package's; all that is registered by others is a plugin."""
     needs_images: bool = False
     """Whether it learns from pixels only, and refuses observations without any."""

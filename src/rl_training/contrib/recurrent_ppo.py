@@ -52,6 +52,9 @@ class RecurrentPPOConfig(PPOConfig):
         found = super().problems()
         if self.network.shared and self.memory.critic == "separate":
             found.append("network > shared: layers behind two memories cannot be shared; set memory.critic to shared")
+        for name in ("actor", "critic"):
+            if getattr(self.network, name) != "mlp":
+                found.append(f"network > {name}: registered networks have no place behind a memory; only 'mlp' has")
         return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from rl_training.contracts.arrays import AnyArray, ArrayObservation, map_observation
 from rl_training.contracts.batches import Observation, Progress, Step, TransitionBatch
-from rl_training.contracts.errors import CheckpointError
+from rl_training.contracts.errors import CheckpointError, ConfigError
+from rl_training.contracts.plugins import SAMPLERS, FactoryT
 from rl_training.contracts.schedule import ScheduleOrFloat, value_of
 from rl_training.contracts.state import Stateful
 from rl_training.data.hindsight import Goals, Hindsight
@@ -85,6 +87,35 @@ class Indexer(Protocol):
     def update(self, indices: Indices, priorities: AnyArray) -> None:
         """New errors of transitions."""
         ...
+
+
+def register_sampler(name: str) -> Callable[[FactoryT], FactoryT]:
+    """Make a way to choose transitions available under a name in the `sampler` setting.
+
+    The class or function is called with the `ReplayBuffer`, a random generator of its own, and `sampler_kwargs` as
+    keyword arguments. It returns an `Indexer`: most easily, an object of a class derived from `UniformIndexer`.
+
+    Example:
+        >>> @register_sampler("halves")
+        ... class Halves(UniformIndexer):
+        ...     def __init__(self, buffer, rng, share=0.5):
+        ...         super().__init__(rng)
+        ...         self.share = share
+    """
+    return SAMPLERS.register(name)
+
+
+def make_indexer(name: str, buffer: ReplayBuffer, rng: np.random.Generator, kwargs: Mapping[str, Any]) -> Indexer:
+    """The registered sampler with that name over a buffer; one that lacks something is refused."""
+    indexer: Indexer = SAMPLERS.make(name, (buffer, rng), kwargs, "sampler_kwargs")
+    wanted = ("by_priority", "added", "loaded", "check", "draw", "update", "state_dict", "load_state_dict")
+    if missing := [part for part in wanted if not hasattr(indexer, part)]:
+        raise ConfigError(
+            f"sampler: '{name}' must return an Indexer, such as one derived from UniformIndexer; "
+            f"{type(indexer).__name__} has no {', '.join(missing)}"
+        )
+    indexer.loaded(buffer)
+    return indexer
 
 
 class UniformIndexer(Stateful):

@@ -34,6 +34,7 @@ from rl_training.data.samplers import (
     ReplaySampler,
     Sampler,
     UniformIndexer,
+    make_indexer,
 )
 from rl_training.envs.actions import ActionMap
 from rl_training.envs.atari import AtariAdapter, is_atari
@@ -343,6 +344,8 @@ def _off_policy(config: TrainConfig, spec: EnvSpec, algorithm: Algorithm[Any], c
             alpha, beta = settings.priority_exponent, settings.importance_exponent
             indexer = PrioritizedIndexer(buffer, rng, alpha=alpha, beta=beta)
             indexer.loaded(buffer)
+        elif settings.sampler is not None:
+            indexer = make_indexer(settings.sampler, buffer, rng, settings.sampler_kwargs)
         return ReplaySampler(
             buffer,
             indexer,

@@ -18,6 +18,7 @@ from rl_training.contracts.spec import AlgorithmConfig, AlgorithmSpec
 from rl_training.envs.atari import PREFIX, AtariConfig, is_atari
 from rl_training.envs.factory import Vectorization, module_of
 from rl_training.envs.wrappers import WrapperConfig, wrapper_problem
+from rl_training.experiment.logging.base import LoggerConfig
 from rl_training.experiment.schema import INVALID, build, convert_fields, default_of, to_plain, valid_part
 from rl_training.experiment.yaml_io import dump_yaml, read_yaml
 
@@ -50,6 +51,7 @@ class TrainConfig:
         "auto",
         "How updates and acting are made fast: auto, off (plain torch, to step through in a debugger), recorded (never "
         "calls a compiler), compiled (compiles at once, and waits for it).",
+        added_later=True,
     )
     init_from: Path | None = setting(None, "Checkpoint or run whose weights (and normalisation) a new run starts from.")
 
@@ -87,6 +89,8 @@ class TrainConfig:
     mlflow: bool = setting(
         False, "Log to MLflow (extra `mlflow`): to MLFLOW_TRACKING_URI, or by default into output_dir/mlflow.db."
     )
+
+    loggers: list[LoggerConfig] = setting(factory=list, help="Registered loggers, beside those above.")
 
     algorithm: AlgorithmConfig = setting(None, "The algorithm's own settings.")
 
@@ -256,6 +260,10 @@ def resolve(layers: Sequence[Layer], *, combinations: bool = True) -> TrainConfi
         problems += path_problems(merged["env_kwargs"], f"{origin['env_kwargs'].source} > env_kwargs")
     asked = [name for name in NETWORK_LOGGERS if merged.get(name) is True and not origin[name].trusted]
     problems += [logger_problem(name, origin[name].source) for name in asked]
+    for layer in layers:
+        if not layer.trusted:
+            for name in ("algorithm", "loggers"):
+                problems += nested_path_problems(layer.data.get(name), f"{layer.source} > {name}")
     config = object.__new__(TrainConfig)
     for field in dataclasses.fields(TrainConfig):
         setattr(config, field.name, merged.get(field.name, default_of(field)))
@@ -291,11 +299,11 @@ def _valid_part(layer: Layer, algo: Any, problems: list[str]) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`. Sections are merged; values, env_kwargs and schedules are replaced whole."""
+    """`over` on top of `base`. Sections are merged; values, keyword arguments and schedules are replaced whole."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
-        section = isinstance(value, Mapping) and isinstance(old, Mapping) and key != "env_kwargs"
+        section = isinstance(value, Mapping) and isinstance(old, Mapping) and not key.endswith("kwargs")
         if section and "schedule" not in value and "schedule" not in old:  # type: ignore[operator]
             merged[key] = merge(old, value)  # type: ignore[arg-type]
         else:
@@ -311,6 +319,21 @@ def module_problems(env_id: str, source: str) -> list[str]:
     return [
         f"{source} > env_id: '{env_id}' would import the module '{module}', and files are not trusted to do that. "
         "Import it yourself first, name the environment on the command line, or add --trust (Python: trust=True)."
+    ]
+
+
+def nested_path_problems(value: Any, where: str) -> list[str]:
+    """The same of all keyword arguments within some settings: those of encoders, networks, samplers, loggers."""
+    if isinstance(value, (list, tuple)):
+        return [problem for item in value for problem in nested_path_problems(item, where)]
+    if not isinstance(value, Mapping):
+        return []
+    return [
+        problem
+        for key, item in value.items()
+        for problem in (path_problems if str(key).endswith("kwargs") else nested_path_problems)(
+            item, f"{where} > {key}"
+        )
     ]
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import functools
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from rl_training.contracts.errors import ConfigError
+from rl_training.contracts.plugins import entry_points
 from rl_training.envs.atari import is_atari
 from rl_training.experiment.config import Layer, TrainConfig, resolve
 from rl_training.experiment.schema import convert_fields
@@ -70,10 +72,39 @@ class Preset:
         return Layer(data, f"preset {self.name}", trusted=False)
 
 
+GROUP = "rl_training.presets"
+"""Entry points of packages that hold presets in the same layout: `<algo>/<name>.yaml`."""
+
+
 @functools.cache
 def presets() -> dict[str, Preset]:
-    """Every preset that ships with the package, by name."""
-    root = Path(str(resources.files("rl_training"))) / "zoo" / "presets"
+    """Every preset by name: those that ship with the package, and those of installed plug-ins."""
+    found = _read_tree(Path(str(resources.files("rl_training"))) / "zoo" / "presets")
+    for source, own, problem in plugin_presets():
+        if problem is not None:
+            warnings.warn(f"the presets of {source} are left out: {problem}", stacklevel=2)
+        found |= own
+    return found
+
+
+def plugin_presets() -> Iterator[tuple[str, dict[str, Preset], str | None]]:
+    """For each package that announces presets: its name and version, its presets, and what is wrong with them."""
+    known = set(_read_tree(Path(str(resources.files("rl_training"))) / "zoo" / "presets"))
+    for entries in entry_points(GROUP).values():
+        for entry in entries:
+            source = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.value
+            try:
+                own = _read_tree(Path(str(resources.files(entry.load()))))
+            except Exception as error:  # another package's code and files: they must not break this one
+                yield source, {}, f"{type(error).__name__}: {error}"
+                continue
+            taken = sorted(known & own.keys())
+            problem = f"there are others with these names already: {', '.join(taken)}" if taken else None
+            yield source, {} if taken else own, problem
+            known |= own.keys()
+
+
+def _read_tree(root: Path) -> dict[str, Preset]:
     found = {}
     for path in sorted(root.glob("*/*.yaml")):
         name = f"{path.parent.name}/{path.stem}"

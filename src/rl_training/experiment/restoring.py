@@ -17,11 +17,13 @@ from rl_training.experiment.build import WEIGHTS_ONLY, Experiment, build_experim
 from rl_training.experiment.checkpointing import CONFIG, Checkpoint, find_checkpoint
 from rl_training.experiment.config import NETWORK_LOGGERS, Layer, TrainConfig, resolve
 from rl_training.experiment.metadata import collect_metadata
+from rl_training.experiment.plugins import changed_plugins, require_plugins
 
 MAY_CHANGE = frozenset(
     {"total_timesteps", "output_dir", "device", "num_threads", "env_timeout", "max_seconds", "stop_reward"}
     | {"stop_patience", "eval_every", "eval_episodes", "eval_deterministic", "eval_epsilon", "checkpoint_every"}
-    | {"checkpoint_keep", "checkpoint_best", "video_every", "log_every", "tensorboard", "wandb", "mlflow", "init_from"}
+    | {"checkpoint_keep", "checkpoint_best", "video_every", "log_every", "tensorboard", "wandb", "mlflow", "loggers"}
+    | {"init_from"}
 )
 """Settings that a resumed run may have otherwise than before."""
 
@@ -85,6 +87,7 @@ def _load_experiment(
 
 def config_of(checkpoint: Checkpoint, *, trust: bool, **changes: Any) -> TrainConfig:
     """The config that a checkpoint was written with, with changes."""
+    require_plugins(checkpoint.metadata, str(checkpoint.path))
     saved = Layer(checkpoint.config, str(checkpoint.path / CONFIG), trusted=trust)
     return resolve([saved, Layer(changes, "changes")])
 
@@ -237,7 +240,7 @@ def _leaves(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def differing_machine(before: Mapping[str, Any], device: str) -> str | None:
     """What differs between the machine a run was on and this one, in things that bits depend on."""
     now = collect_metadata(device)
-    changes = []
+    changes = changed_plugins(before)
     for group in ("versions", "hardware"):
         old = before.get(group) if isinstance(before.get(group), Mapping) else {}
         assert isinstance(old, Mapping)

@@ -31,6 +31,7 @@ from rl_training.experiment.files import (
 from rl_training.experiment.lock import LOCK
 from rl_training.experiment.logging import rewind_metrics
 from rl_training.experiment.metadata import collect_metadata, command_line, utc_now
+from rl_training.experiment.plugins import require_plugins
 from rl_training.runtime.callbacks import Callback, RunView
 
 CONFIG, METADATA, COMMAND = "config.yaml", "metadata.json", "command.txt"
@@ -82,9 +83,11 @@ class RunDirectory:
         yield from (self.path / "checkpoints").glob("*")
 
     def require(self) -> None:
-        """Refuse a directory that is not a run's, or whose parts lie elsewhere."""
+        """Refuse a directory that is not a run's, whose parts lie elsewhere, or whose plug-ins are not installed."""
         if not os.path.isfile(self.path / CONFIG):
             raise CheckpointError(f"{self.path} is not a run directory: it has no {CONFIG}")
+        if os.path.isfile(self.path / METADATA):
+            require_plugins(self.metadata(), str(self.path))
         refuse_links(self._places(), within=self.path)
 
     def recover(self) -> None:

@@ -49,8 +49,12 @@ def convert_fields(cls: type[Any], data: Mapping[str, Any], where: str, problems
             problems.append(unknown_key(where, key, fields))
             continue
         result = convert(hints[key], _completed(value, default_of(fields[key])), f"{where} > {key}", problems)
-        if result is not INVALID and _check_range(fields[key], result, f"{where} > {key}", problems):
-            converted[key] = result
+        if result is INVALID or not _check_range(fields[key], result, f"{where} > {key}", problems):
+            continue
+        if problem := _name_problem(fields[key], result):
+            problems.append(f"{where} > {key}: {problem}")
+            continue
+        converted[key] = result
     return converted
 
 
@@ -255,6 +259,12 @@ def _check_range(field: dataclasses.Field[Any], value: Any, where: str, problems
 def _is_control(character: str) -> bool:
     """Whether a terminal would act on it; such text is shown in help and tables."""
     return unicodedata.category(character) == "Cc" and character not in "\n\t"
+
+
+def _name_problem(field: dataclasses.Field[Any], value: Any) -> str | None:
+    """Why a registered name is not accepted, or None."""
+    registry = field.metadata.get("registry")
+    return registry.problem(value) if registry is not None and isinstance(value, str) else None
 
 
 def _is_number(value: Any) -> bool:

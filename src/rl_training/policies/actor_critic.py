@@ -16,7 +16,7 @@ from rl_training.contracts.spec import BoxActions, EnvSpec
 from rl_training.policies.distributions import Distribution
 from rl_training.policies.heads import ActionHead
 from rl_training.policies.masks import make_policy_encoder, mask_array, mask_of, put_mask
-from rl_training.policies.networks import ActorCriticNetworkConfig, make_mlp, orthogonal_
+from rl_training.policies.networks import ActorCriticNetworkConfig, OwnNetwork, make_mlp, orthogonal_
 
 
 class ActorCriticPolicy(nn.Module):
@@ -29,17 +29,29 @@ class ActorCriticPolicy(nn.Module):
         self.masked = spec.action_masks
 
         def trunk(sizes: tuple[int, ...]) -> tuple[nn.Sequential, int]:
-            encoder = make_policy_encoder(network.encoder, spec)
+            encoder = make_policy_encoder(network.encoder, spec, network.encoder_kwargs)
             layers, width = make_mlp(encoder.num_features, sizes, network.activation)
             return nn.Sequential(encoder, layers), width
 
-        self.actor, actor_width = trunk(network.actor_sizes)
-        self.head = ActionHead(spec.action_space, actor_width, network.log_std_init)
+        def own(name: str, num_outputs: int, kwargs: dict[str, Any], where: str) -> nn.Sequential:
+            encoder = make_policy_encoder(network.encoder, spec, network.encoder_kwargs)
+            return nn.Sequential(encoder, OwnNetwork(name, encoder.num_features, num_outputs, kwargs, where))
+
+        if network.actor == "mlp":
+            self.actor, actor_width = trunk(network.actor_sizes)
+            self.head = ActionHead(spec.action_space, actor_width, network.log_std_init)
+        else:
+            self.head = ActionHead(spec.action_space, None, network.log_std_init)
+            self.actor = own(network.actor, self.head.num_outputs, network.actor_kwargs, "actor")
         self.critic: nn.Module = nn.Identity()
-        critic_width = actor_width
-        if not self.shared:
+        self.value_head: nn.Module = nn.Identity()
+        if self.shared:
+            self.value_head = nn.Linear(actor_width, 1)
+        elif network.critic == "mlp":
             self.critic, critic_width = trunk(network.critic_sizes)
-        self.value_head = nn.Linear(critic_width, 1)
+            self.value_head = nn.Linear(critic_width, 1)
+        else:
+            self.critic = own(network.critic, 1, network.critic_kwargs, "critic")
         if network.orthogonal_init:
             orthogonal_(self.actor)
             orthogonal_(self.critic)

@@ -6,7 +6,7 @@ The trainer, the buffers and the algorithms never look inside an observation; th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +19,7 @@ from rl_training.contracts.arrays import AnyArray, ArrayObservation
 from rl_training.contracts.batches import Observation
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.images import ImageLayout, has_images, image_layout, is_image
+from rl_training.contracts.plugins import ENCODERS, FactoryT
 
 
 class Encoder(nn.Module):
@@ -31,44 +32,30 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
 
-EncoderFactory = Callable[[spaces.Space[Any]], Encoder]
-_ENCODERS: dict[str, EncoderFactory] = {}
-
-
-def register_encoder(name: str) -> Callable[[EncoderFactory], EncoderFactory]:
+def register_encoder(name: str) -> Callable[[FactoryT], FactoryT]:
     """Make an encoder available under a name in the `network.encoder` setting.
+
+    The class or function is called with the observation space, and with `network.encoder_kwargs` as keyword arguments.
 
     Example:
         >>> @register_encoder("my_encoder")
         ... def make(space):
         ...     return FlatEncoder(space)
     """
-
-    def register(factory: EncoderFactory) -> EncoderFactory:
-        _ENCODERS[name] = factory
-        return factory
-
-    return register
+    return ENCODERS.register(name)
 
 
-def encoder_names() -> list[str]:
-    """Names that `make_encoder` knows."""
-    return sorted(_ENCODERS)
-
-
-def make_encoder(name: str, space: spaces.Space[Any]) -> Encoder:
+def make_encoder(name: str, space: spaces.Space[Any], kwargs: Mapping[str, Any] | None = None) -> Encoder:
     """The encoder with that name; `auto` chooses by the observation space.
 
     A class of `ImageEncoder` that is given a Dict is for each of its images; its other entries are encoded as ever.
     """
     if name == "auto":
         name = _default_name(space)
-    if problem := encoder_problem(name):
-        raise SpaceError(problem)
-    factory = _ENCODERS[name]
+    factory = ENCODERS.get(name)
     if isinstance(space, spaces.Dict) and isinstance(factory, type) and issubclass(factory, ImageEncoder):
-        return DictEncoder(space, images=name)
-    encoder = factory(space)
+        return DictEncoder(space, images=name, images_kwargs=kwargs)
+    encoder: Encoder = ENCODERS.make(name, (space,), kwargs or {}, "network > encoder_kwargs")
     _check_features(name, encoder, space)
     return encoder
 
@@ -106,13 +93,6 @@ def _samples(space: spaces.Space[Any]) -> Observation:
     return rows.float() if rows.is_floating_point() else rows
 
 
-def encoder_problem(name: str) -> str | None:
-    """Why an encoder's name is not accepted, or None."""
-    if name == "auto" or name in _ENCODERS:
-        return None
-    return f"unknown encoder '{name}'; known: auto, {', '.join(encoder_names())}"
-
-
 def _default_name(space: spaces.Space[Any]) -> str:
     if isinstance(space, spaces.Dict):
         return "dict"
@@ -121,7 +101,7 @@ def _default_name(space: spaces.Space[Any]) -> str:
     return "nature_cnn" if min(image_layout(space).size) >= NATURE_SIZE else "impala_cnn"
 
 
-@register_encoder("flat")
+@ENCODERS.builtin("flat")
 class FlatEncoder(Encoder):
     """Box and MultiBinary flattened to floats; Discrete and MultiDiscrete as one-hot vectors."""
 
@@ -192,7 +172,7 @@ class ImageEncoder(Encoder):
         return images.to(torch.float32, copy=True).mul_(self.scale)
 
 
-@register_encoder("nature_cnn")
+@ENCODERS.builtin("nature_cnn")
 class NatureCNN(ImageEncoder):
     """Three convolutions and a layer of 512 (Mnih et al. 2015)."""
 
@@ -231,7 +211,7 @@ class ResidualBlock(nn.Module):
         return carried
 
 
-@register_encoder("impala_cnn")
+@ENCODERS.builtin("impala_cnn")
 class ImpalaCNN(ImageEncoder):
     """Three stages: a convolution, a pooling that halves the image, two residual blocks (Espeholt et al. 2018)."""
 
@@ -258,7 +238,7 @@ DRQ_SIZE = 15
 """The smallest image that the four convolutions of `drq_cnn` leave something of."""
 
 
-@register_encoder("drq_cnn")
+@ENCODERS.builtin("drq_cnn")
 class DrQCNN(ImageEncoder):
     """Four convolutions of 32 channels, of which only the first makes the image smaller (Yarats et al. 2021).
 
@@ -288,14 +268,17 @@ def _num_outputs(layers: nn.Module, layout: ImageLayout) -> int:
         return int(layers(torch.zeros(1, layout.num_channels, *layout.size)).shape[1])
 
 
-@register_encoder("dict")
+@ENCODERS.builtin("dict")
 class DictEncoder(Encoder):
     """Each entry of a Dict space encoded by its own encoder, joined in the order of the keys.
 
-    `images` names the encoder of entries that are images; that of others is chosen by their space.
+    `images` names the encoder of entries that are images, `images_kwargs` are its keyword arguments; the encoder of
+    other entries is chosen by their space.
     """
 
-    def __init__(self, space: spaces.Space[Any], images: str = "auto") -> None:
+    def __init__(
+        self, space: spaces.Space[Any], images: str = "auto", images_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__()
         if not isinstance(space, spaces.Dict):
             raise SpaceError(f"the 'dict' encoder needs a Dict observation space, got {space}")
@@ -305,8 +288,11 @@ class DictEncoder(Encoder):
             if isinstance(part, spaces.Dict):
                 raise SpaceError(f"observation '{key}' is a Dict inside a Dict; flatten it with a wrapper: {space}")
         self.keys = sorted(space.spaces)
-        parts = [(part, images if is_image(part) else "auto") for part in map(space.spaces.__getitem__, self.keys)]
-        self.parts = nn.ModuleList(make_encoder(name, part) for part, name in parts)
+        parts = [space.spaces[key] for key in self.keys]
+        self.parts = nn.ModuleList(
+            make_encoder(images, part, images_kwargs) if is_image(part) else make_encoder("auto", part)
+            for part in parts
+        )
         self.num_features = sum(cast("Encoder", part).num_features for part in self.parts)
 
     def forward(self, obs: Observation) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from rl_training.contracts.batches import Observation
 from rl_training.contracts.spec import EnvSpec
 from rl_training.policies.activations import ACTIVATIONS
 from rl_training.policies.encoders import Encoder, make_encoder
+from rl_training.policies.networks import OwnNetwork
 
 if TYPE_CHECKING:
     from rl_training.policies.actors import OffPolicyNetworkConfig
@@ -77,6 +78,23 @@ class EnsembleMLP(nn.Module):
         return x
 
 
+class OwnEnsemble(nn.Module):
+    """E registered networks with the same input and `num_outputs` outputs each, evaluated one after another."""
+
+    def __init__(
+        self, num_members: int, num_inputs: int, num_outputs: int, name: str, kwargs: Mapping[str, Any]
+    ) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(
+            OwnNetwork(name, num_inputs, num_outputs, kwargs, "critic") for _ in range(num_members)
+        )
+
+    def forward(self, x: Tensor, members: slice | None = None) -> Tensor:
+        """See `EnsembleMLP.forward`."""
+        chosen = self.networks if members is None else self.networks[members]
+        return torch.stack([network(x) for network in chosen])
+
+
 class EnsembleCritic(nn.Module):
     """E action-value functions of observations and real-valued actions; the encoder of observations is shared.
 
@@ -87,9 +105,15 @@ class EnsembleCritic(nn.Module):
         self, spec: EnvSpec, network: OffPolicyNetworkConfig, num_critics: int, encoder: Encoder | None = None
     ) -> None:
         super().__init__()
-        self.encoder = make_encoder(network.encoder, spec.observation_space) if encoder is None else encoder
-        num_inputs = self.encoder.num_features + int(np.prod(spec.action_space.shape or ()))
-        self.members = EnsembleMLP(num_critics, num_inputs, network.critic_sizes, 1, network.activation)
+        if encoder is None:
+            encoder = make_encoder(network.encoder, spec.observation_space, network.encoder_kwargs)
+        self.encoder = encoder
+        num_inputs = encoder.num_features + int(np.prod(spec.action_space.shape or ()))
+        self.members: nn.Module
+        if network.critic == "mlp":
+            self.members = EnsembleMLP(num_critics, num_inputs, network.critic_sizes, 1, network.activation)
+        else:
+            self.members = OwnEnsemble(num_critics, num_inputs, 1, network.critic, network.critic_kwargs)
 
     def forward(self, obs: Observation, action: Tensor, members: Members | None = None) -> Tensor:
         """Values [E, B] of actions [B, ...]; `members` chooses some of the critics."""

@@ -28,9 +28,12 @@ NoiseFn = Callable[[np.random.Generator, tuple[int, ...]], FloatArray]
 
 
 class ActionHead(nn.Module):
-    """The last layer of a stochastic actor, for any supported action space."""
+    """The last layer of a stochastic actor, for any supported action space.
 
-    def __init__(self, space: spaces.Space[Any], num_features: int, log_std_init: float = 0.0) -> None:
+    Without `num_features` it has no layer of its own: it is given the `num_outputs` numbers that it needs.
+    """
+
+    def __init__(self, space: spaces.Space[Any], num_features: int | None, log_std_init: float = 0.0) -> None:
         super().__init__()
         self.log_std: nn.Parameter | None = None
         self.shape: tuple[int, ...] = tuple(space.shape or ())
@@ -56,7 +59,7 @@ class ActionHead(nn.Module):
                 "Supported are Discrete, MultiDiscrete, MultiBinary and Box."
             )
         self.num_outputs = num_outputs
-        self.linear = nn.Linear(num_features, num_outputs)
+        self.linear = nn.Identity() if num_features is None else nn.Linear(num_features, num_outputs)
 
     def _gaussian(self, mean: Tensor) -> DiagGaussian:
         assert self.log_std is not None

@@ -5,7 +5,8 @@ Because it travels with the observation, buffers, replay, checkpoints and collec
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -56,13 +57,13 @@ def apply_mask(values: Tensor, mask: Tensor) -> Tensor:
 class UnmaskedEncoder(Encoder):
     """Encodes what is left of an observation without its mask; a single entry `observation` as if it were alone."""
 
-    def __init__(self, name: str, space: spaces.Dict) -> None:
+    def __init__(self, name: str, space: spaces.Dict, kwargs: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         rest = {key: part for key, part in space.spaces.items() if key != ACTION_MASK}
         if not rest:
             raise SpaceError(f"the observation has nothing but an action mask: {space}")
         self.single = set(rest) == {"observation"} and not isinstance(rest["observation"], spaces.Dict)
-        self.encoder = make_encoder(name, rest["observation"] if self.single else spaces.Dict(rest))
+        self.encoder = make_encoder(name, rest["observation"] if self.single else spaces.Dict(rest), kwargs)
         self.num_features = self.encoder.num_features
 
     def forward(self, obs: Observation) -> Tensor:
@@ -80,9 +81,9 @@ class UnmaskedEncoder(Encoder):
         return found
 
 
-def make_policy_encoder(name: str, spec: EnvSpec) -> Encoder:
+def make_policy_encoder(name: str, spec: EnvSpec, kwargs: Mapping[str, Any] | None = None) -> Encoder:
     """The encoder of a policy: like `make_encoder`, but a mask in the observation is no feature."""
     if not spec.action_masks:
-        return make_encoder(name, spec.observation_space)
+        return make_encoder(name, spec.observation_space, kwargs)
     assert isinstance(spec.observation_space, spaces.Dict)
-    return UnmaskedEncoder(name, spec.observation_space)
+    return UnmaskedEncoder(name, spec.observation_space, kwargs)

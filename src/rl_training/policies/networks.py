@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from rl_training.contracts.errors import ConfigError
+from rl_training.contracts.plugins import ENCODERS, NETWORKS, FactoryT
 from rl_training.contracts.settings import SameAs, choices, documented, setting
 from rl_training.policies.activations import ACTIVATIONS
-from rl_training.policies.encoders import encoder_problem
 
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"]
 
@@ -35,17 +36,101 @@ class ActorCriticNetworkConfig:
     )
     activation: Activation = setting("tanh", "Activation between layers.", search=choices("tanh", "relu"))
     shared: bool = setting(False, "Actor and critic share encoder and hidden layers (needs equal sizes).")
-    encoder: str = setting("auto", "Encoder of observations, by name; 'auto' chooses by the observation space.")
+    encoder: str = setting(
+        "auto", "Encoder of observations, by name; 'auto' chooses by the observation space.", registry=ENCODERS
+    )
+    encoder_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of the encoder.", added_later=True)
+    actor: str = setting(
+        "mlp",
+        "Actor behind the encoder, by name: 'mlp' has actor_sizes; others are registered.",
+        registry=NETWORKS,
+        added_later=True,
+    )
+    actor_kwargs: dict[str, Any] = setting(
+        factory=dict, help="Keyword arguments of a registered actor.", added_later=True
+    )
+    critic: str = setting(
+        "mlp",
+        "Critic behind the encoder, by name: 'mlp' has critic_sizes; others are registered.",
+        registry=NETWORKS,
+        added_later=True,
+    )
+    critic_kwargs: dict[str, Any] = setting(
+        factory=dict, help="Keyword arguments of a registered critic.", added_later=True
+    )
     orthogonal_init: bool = setting(True, "Orthogonal weights and zero biases instead of torch's initialisation.")
     log_std_init: float = setting(0.0, "Initial log standard deviation of continuous actions.")
 
     def problems(self) -> list[str]:
         """Combinations that cannot work."""
-        found = [f"encoder: {problem}"] if (problem := encoder_problem(self.encoder)) else []
+        found = kwargs_problems(self, "actor", "critic")
+        if self.shared and (self.actor, self.critic) != ("mlp", "mlp"):
+            found.append(f"shared: is for two networks 'mlp', got '{self.actor}' and '{self.critic}'")
         if self.shared and self.actor_sizes != self.critic_sizes:
             sizes = f"{self.actor_sizes} and {self.critic_sizes}"
             found.append(f"shared: needs equal actor_sizes and critic_sizes, got {sizes}")
         return found
+
+
+def kwargs_problems(config: Any, *names: str) -> list[str]:
+    """Keyword arguments of networks that are not registered ones, which take none."""
+    return [
+        f"{name}_kwargs: are for a registered network, and {name} is 'mlp'"
+        for name in names
+        if getattr(config, name) == "mlp" and getattr(config, f"{name}_kwargs")
+    ]
+
+
+def register_network(name: str) -> Callable[[FactoryT], FactoryT]:
+    """Make a network available under a name, for the actor, the critic or the Q-network of the built-in algorithms.
+
+    The class or function is called with `num_inputs` and `num_outputs` and with the keyword arguments from the settings
+    (`network.actor_kwargs`, ...). It returns a module that turns features [B, num_inputs] of the encoder, followed by
+    the action in critics of continuous actions, into [B, num_outputs]; the output layer is part of it.
+
+    Example:
+        >>> @register_network("wide")
+        ... def make(num_inputs, num_outputs, width=512):
+        ...     return nn.Sequential(nn.Linear(num_inputs, width), nn.ReLU(), nn.Linear(width, num_outputs))
+    """
+    return NETWORKS.register(name)
+
+
+class OwnNetwork(nn.Module):
+    """A registered network, tried out when it is made. Its weights begin as its factory left them.
+
+    Inputs may have several leading dimensions; the network itself always sees [B, num_inputs].
+    """
+
+    def __init__(self, name: str, num_inputs: int, num_outputs: int, kwargs: Mapping[str, Any], where: str) -> None:
+        super().__init__()
+        made = NETWORKS.make(name, (num_inputs, num_outputs), kwargs, f"network > {where}_kwargs")
+        if not isinstance(made, nn.Module):
+            raise ConfigError(f"network > {where}: '{name}' must return a torch.nn.Module, got {made!r:.80}")
+        self.module = made
+        modes = {part: part.training for part in made.modules()}
+        made.eval()  # so that nothing is learned from what it is tried on
+        try:
+            with torch.no_grad():
+                found = made(torch.zeros(2, num_inputs))
+        except Exception as error:
+            raise ConfigError(
+                f"network > {where}: '{name}' fails on a batch of shape (2, {num_inputs}): "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        for part, training in modes.items():
+            part.training = training
+        if not isinstance(found, Tensor) or found.shape != (2, num_outputs) or not found.is_floating_point():
+            got = f"{found.dtype} of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"{found!r:.80}"
+            raise ConfigError(
+                f"network > {where}: '{name}' was asked for {num_outputs} outputs, so inputs of shape "
+                f"(2, {num_inputs}) should give floats of shape (2, {num_outputs}); they gave {got}"
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From [..., num_inputs] to [..., num_outputs]."""
+        outputs: Tensor = self.module(x if x.dim() == 2 else x.flatten(0, -2))
+        return outputs if x.dim() == 2 else outputs.unflatten(0, x.shape[:-1])
 
 
 def make_mlp(num_inputs: int, sizes: Sequence[int], activation: str) -> tuple[nn.Sequential, int]:
@@ -58,9 +143,10 @@ def make_mlp(num_inputs: int, sizes: Sequence[int], activation: str) -> tuple[nn
 
 
 def orthogonal_(module: nn.Module, gain: float = math.sqrt(2)) -> None:
-    """Orthogonal weights with that gain and zero biases, in every linear and convolutional layer."""
+    """Orthogonal weights with that gain and zero biases, in linear and convolutional layers; not in an `OwnNetwork`."""
+    others = {part for own in module.modules() if isinstance(own, OwnNetwork) for part in own.modules()}
     for layer in module.modules():
-        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+        if layer not in others and isinstance(layer, (nn.Linear, nn.Conv2d)):
             nn.init.orthogonal_(layer.weight, gain)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)

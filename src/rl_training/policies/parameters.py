@@ -11,16 +11,39 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rl_training.accelerate import Accelerated, HasAccelerated, layout, num_registrations, scale_, write_gradients
-from rl_training.contracts.errors import CheckpointError
+from rl_training.contracts.errors import CheckpointError, ConfigError
+from rl_training.contracts.plugins import OPTIMIZERS, FactoryT
 from rl_training.contracts.settings import documented, log_uniform, setting
 from rl_training.contracts.state import MAX_NUMBER, Stateful, check_keys, check_tensor
 from rl_training.policies.networks import TrainingMode
+
+OWN = ("adam", "adamw", "rmsprop", "sgd")
+"""Optimizers that have settings of their own; those of others are keyword arguments."""
+
+for _name, _cls in vars(torch.optim).items():
+    if isinstance(_cls, type) and issubclass(_cls, torch.optim.Optimizer) and _cls is not torch.optim.Optimizer:
+        OPTIMIZERS.builtin(_name)(_cls)
+
+
+def register_optimizer(name: str) -> Callable[[FactoryT], FactoryT]:
+    """Make an optimizer available under a name in the `optimizer.name` setting.
+
+    The class or function is called with a list of one parameter, and with `optimizer.kwargs` as keyword arguments; it
+    returns a `torch.optim.Optimizer`. The learning rate is set before each step. It has to work element by element, see
+    `check_optimizer`.
+
+    Example:
+        >>> @register_optimizer("plain")
+        ... def make(parameters, weight_decay=0.0):
+        ...     return torch.optim.SGD(parameters, weight_decay=weight_decay)
+    """
+    return OPTIMIZERS.register(name)
 
 
 @documented
@@ -28,23 +51,112 @@ from rl_training.policies.networks import TrainingMode
 class OptimizerConfig:
     """The optimizer and its settings (the learning rate is a setting of the algorithm, since it may be scheduled)."""
 
-    name: Literal["adam", "adamw", "rmsprop", "sgd"] = setting("adam", "Optimizer.")
+    name: str = setting(
+        "adam",
+        "Optimizer: adam, adamw, rmsprop or sgd, a class of torch.optim (RAdam), or a registered one.",
+        registry=OPTIMIZERS,
+    )
     eps: float = setting(1e-5, "Added to the denominator (adam, adamw, rmsprop).", gt=0, search=log_uniform(1e-8, 1e-3))
     betas: tuple[float, float] = setting((0.9, 0.999), "Decay of Adam's moment estimates.", ge=0, lt=1)
     alpha: float = setting(0.99, "Decay of RMSprop's squared gradients.", ge=0, lt=1)
     momentum: float = setting(0.0, "Momentum (rmsprop, sgd).", ge=0, lt=1)
     weight_decay: float = setting(0.0, "Weight decay (decoupled for adamw, added to the gradient otherwise).", ge=0)
+    kwargs: dict[str, Any] = setting(
+        factory=dict, help="Keyword arguments of another optimizer, whose settings are these alone.", added_later=True
+    )
 
-    def make(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
-        """The torch optimizer over one flat parameter."""
+    def problems(self) -> list[str]:
+        """Combinations that cannot work."""
+        found = []
+        if self.name in OWN and self.kwargs:
+            found.append(f"kwargs: are for other optimizers; {self.name} has the settings beside it")
+        if "lr" in self.kwargs:
+            found.append("kwargs: 'lr' is set by the algorithm's learning_rate")
+        return found
+
+    def make(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """The torch optimizer over some parameters: one that is flat."""
         if self.name in ("adam", "adamw"):
             cls = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
-            return cls([parameter], eps=self.eps, betas=self.betas, weight_decay=self.weight_decay, fused=True)
+            return cls(parameters, eps=self.eps, betas=self.betas, weight_decay=self.weight_decay, fused=True)
         if self.name == "rmsprop":
             return torch.optim.RMSprop(
-                [parameter], alpha=self.alpha, eps=self.eps, momentum=self.momentum, weight_decay=self.weight_decay
+                parameters, alpha=self.alpha, eps=self.eps, momentum=self.momentum, weight_decay=self.weight_decay
             )
-        return torch.optim.SGD([parameter], lr=1e-3, momentum=self.momentum, weight_decay=self.weight_decay)
+        if self.name == "sgd":
+            return torch.optim.SGD(parameters, lr=1e-3, momentum=self.momentum, weight_decay=self.weight_decay)
+        made = OPTIMIZERS.make(self.name, (parameters,), self.kwargs, "optimizer > kwargs")
+        if not isinstance(made, torch.optim.Optimizer):
+            raise ConfigError(f"optimizer: '{self.name}' must return a torch.optim.Optimizer, got {made!r:.80}")
+        return made
+
+
+class Slots(NamedTuple):
+    """What an optimizer keeps for a parameter."""
+
+    tensors: set[str]
+    """Names of what has the parameter's shape."""
+    numbers: dict[str, Any]
+    """Single numbers by name, each as an example: a tensor without dimensions, or a plain number."""
+
+
+def check_optimizer(optimizer: OptimizerConfig, device: torch.device) -> Slots:
+    """Try an optimizer on a few numbers, and refuse one that this package cannot use; what it keeps otherwise.
+
+    The weights of a network lie in one flat tensor, so an optimizer has to treat every number by itself: a few steps of
+    two small parameters have to end where the same steps of one flat parameter end. What it remembers between steps has
+    to be found in its state, so that checkpoints can keep it.
+    """
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(10, generator=generator)
+    gradients = [torch.randn(10, generator=generator).to(device) for _ in range(6)]
+    flat = [nn.Parameter(start.clone().to(device))]
+    parts = [nn.Parameter(start[:6].view(2, 3).clone().to(device)), nn.Parameter(start[6:].clone().to(device))]
+    try:
+        whole, split = optimizer.make(flat), optimizer.make(parts)
+        before = _group(whole)
+        for gradient in gradients:
+            flat[0].grad = gradient.clone()
+            parts[0].grad, parts[1].grad = gradient[:6].view(2, 3).clone(), gradient[6:].clone()
+            for one in (whole, split):
+                one.param_groups[0]["lr"] = 0.01
+                one.step()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"optimizer: {optimizer.name} cannot be used: it fails on a step of one flat parameter: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    joined = torch.cat([part.detach().reshape(-1) for part in parts])
+    if not torch.allclose(flat[0].detach(), joined, rtol=1e-4, atol=1e-6):
+        raise ConfigError(
+            f"optimizer: {optimizer.name} cannot be used: it treats each parameter as a whole (its matrix, its norm), "
+            "and here the weights of a network are one flat tensor. Choose one that works element by element"
+        )
+    if changed := sorted(name for name, value in _group(whole).items() if value != before.get(name)):
+        raise ConfigError(
+            f"optimizer: {optimizer.name} cannot be used: it changes {', '.join(changed)} of its parameter group, "
+            "which checkpoints do not keep"
+        )
+    tensors, numbers = set(), {}
+    for name, value in whole.state[flat[0]].items():
+        if isinstance(value, Tensor) and value.shape == flat[0].shape and value.dtype == flat[0].dtype:
+            tensors.add(name)
+        elif type(value) in (bool, int, float) or (isinstance(value, Tensor) and value.dim() == 0):
+            numbers[name] = value
+        elif value is not None:
+            raise ConfigError(
+                f"optimizer: {optimizer.name} cannot be used: it keeps {name}, which is neither a number nor a tensor "
+                f"of the parameter's shape: {value!r:.80}"
+            )
+    return Slots(tensors, numbers)
+
+
+def _group(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The plain entries of the parameter group, but the learning rate."""
+    group = optimizer.param_groups[0]
+    return {name: value for name, value in group.items() if name not in ("params", "lr")}
 
 
 class ParameterStore(Stateful):
@@ -101,8 +213,11 @@ class ParameterStore(Stateful):
             self.flat.data[span] = parameter.detach().reshape(-1)
             parameter.data = self.flat.data[span].view(shape)
             parameter.grad = self.grad[span].view(shape)
-        self.optimizer = self.settings.make(self.flat)
-        self.is_fused = bool(self.optimizer.param_groups[0].get("fused"))
+        self.optimizer = self.settings.make([self.flat])
+        self.is_own = self.settings.name in OWN
+        """Whether a step may be recorded: another optimizer may count in Python, which a recording does not repeat."""
+        self.is_fused = self.is_own and bool(self.optimizer.param_groups[0].get("fused"))
+        self.slots = self._own_slots() if self.is_own else check_optimizer(self.settings, self.flat.device)
         self._registrations = num_registrations()
 
     def is_current(self) -> bool:
@@ -125,7 +240,7 @@ class ParameterStore(Stateful):
         state = self.state_dict()
         self._build()
         state.pop("frozen", None)
-        slots = {slot: tensors for slot, tensors in state.items() if slot not in ("kind", "step")}
+        slots = {slot: tensors for slot, tensors in state.items() if slot in self.slots.tensors}
         if slots and self.parameters:
             for slot, tensors in slots.items():
                 state[slot] = {
@@ -174,24 +289,27 @@ class ParameterStore(Stateful):
             parameter.requires_grad_(name not in names)
         self.follow_module()
 
-    def _slot_names(self) -> set[str]:
-        """What the optimizer keeps for each parameter."""
+    def _own_slots(self) -> Slots:
+        """What the optimizers that have settings of their own keep; known without trying them."""
         names = {"Adam": {"exp_avg", "exp_avg_sq"}, "AdamW": {"exp_avg", "exp_avg_sq"}, "RMSprop": {"square_avg"}}
         momentum = {"momentum_buffer"} if self.optimizer.param_groups[0].get("momentum") else set()
-        return names.get(type(self.optimizer).__name__, set()) | momentum
+        # torch's fused kernels want the counter on the device
+        step = torch.zeros((), device=self.flat.device if self.is_fused else None)
+        return Slots(names.get(type(self.optimizer).__name__, set()) | momentum, {"step": step})
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer slots by parameter name, and its step counter."""
-        slots = self.optimizer.state.get(self.flat, {})
+        """Optimizer slots by parameter name, its step counter, and other numbers that it keeps."""
+        slots = {name: value for name, value in self.optimizer.state.get(self.flat, {}).items() if value is not None}
         state: dict[str, Any] = {
             "kind": type(self.optimizer).__name__,
             "step": int(slots["step"]) if "step" in slots else 0,
         }
         if frozen := [name for name, parameter in self.named_parameters().items() if not parameter.requires_grad]:
             state["frozen"] = frozen
-        for slot, tensor in slots.items():
-            if slot != "step" and tensor is not None:
-                state[slot] = {name: tensor[span].view(shape) for name, (span, shape) in self.slices.items()}
+        for slot in slots.keys() & self.slots.tensors:
+            state[slot] = {name: slots[slot][span].view(shape) for name, (span, shape) in self.slices.items()}
+        if numbers := {name: slots[name] for name in slots.keys() & self.slots.numbers.keys() - {"step"}}:
+            state["numbers"] = numbers
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -202,32 +320,53 @@ class ParameterStore(Stateful):
 
     def _load_slots(self, state: dict[str, Any]) -> None:
         self.grad.zero_()  # also between the parameters, where clipping may have left what is not a number
-        slots: dict[str, Any] = {}
         if state["kind"] != type(self.optimizer).__name__:
             raise CheckpointError(f"the optimizer is {type(self.optimizer).__name__}, the checkpoint's {state['kind']}")
         if type(state["step"]) is not int or not 0 <= state["step"] <= MAX_NUMBER:
             raise CheckpointError(f"the optimizer's step is {state['step']!r:.60}")
-        saved = {slot: tensors for slot, tensors in state.items() if slot not in ("kind", "step")}
-        if saved:  # none before its first step
-            check_keys("the optimizer", self._slot_names(), saved)
+        saved = {slot: tensors for slot, tensors in state.items() if slot not in ("kind", "step", "numbers")}
+        slots = self._read_slots(saved) if saved or "numbers" in state else {}  # none before its first step
+        if slots:
+            slots |= self._read_numbers({"step": state["step"], **state.get("numbers", {})})
+        current = self.optimizer.state[self.flat]
+        if not self.is_own:
+            current.clear()
+        for slot in current.keys() - slots.keys():
+            if current[slot] is not None:
+                current[slot].zero_()  # as before the first step
+        for slot, value in slots.items():
+            if slot in current:
+                current[slot].copy_(value)  # where it lies, because recorded steps write there
+            else:
+                current[slot] = value
+
+    def _read_slots(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """Saved slots, flat."""
+        slots: dict[str, Any] = {}
+        check_keys("the optimizer", self.slots.tensors, saved)
         for slot, tensors in saved.items():
             check_keys(f"the optimizer's {slot}", self.slices.keys(), tensors)
             slots[slot] = torch.zeros_like(self.flat.data)
             for name, (span, shape) in self.slices.items():
                 check_tensor(f"the optimizer's {slot} of {name}", self.flat.data[span].view(shape), tensors[name])
                 slots[slot][span] = tensors[name].reshape(-1)
-        if slots:
-            # torch's fused kernels want the counter on the device
-            slots["step"] = torch.tensor(float(state["step"]), device=self.flat.device if self.is_fused else None)
-        current = self.optimizer.state[self.flat]
-        for slot in current.keys() - slots.keys():
-            if current[slot] is not None:
-                current[slot].zero_()  # as before the first step
-        for slot, tensor in slots.items():
-            if slot in current:
-                current[slot].copy_(tensor)  # where it lies, because recorded steps write there
+        return slots
+
+    def _read_numbers(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """Saved numbers, each as the optimizer keeps it."""
+        if "step" not in self.slots.numbers:
+            del saved["step"]
+        check_keys("the optimizer's numbers", self.slots.numbers.keys(), saved)
+        found: dict[str, Any] = {}
+        for name, example in self.slots.numbers.items():
+            value = saved[name]
+            if isinstance(example, Tensor):
+                found[name] = torch.as_tensor(value, dtype=example.dtype, device=example.device).clone()
+            elif type(value) is type(example):
+                found[name] = value
             else:
-                current[slot] = tensor
+                raise CheckpointError(f"the optimizer's {name} is {value!r:.60}")
+        return found
 
 
 class GradientStep(HasAccelerated):

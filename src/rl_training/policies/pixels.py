@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_training.contracts.batches import Observation
+from rl_training.contracts.plugins import ENCODERS
 from rl_training.contracts.settings import SameAs, choices, documented, setting
 from rl_training.contracts.spec import EnvSpec
 from rl_training.policies.actors import DeterministicPolicy, OffPolicyNetworkConfig
@@ -33,7 +34,9 @@ class PixelNetworkConfig(OffPolicyNetworkConfig):
         (1024, 1024), "Widths of each critic's hidden layers.", ge=1, search=SameAs("network.actor_sizes")
     )
     encoder: str = setting(
-        "drq_cnn", "Encoder of images, by name; 'auto' chooses by the observation space. Of a Dict, of its images."
+        "drq_cnn",
+        "Encoder of images, by name; 'auto' chooses by the observation space. Of a Dict, of its images.",
+        registry=ENCODERS,
     )
     feature_size: int = setting(
         50, "Features to which actor and critics each reduce the encoder's.", ge=1, search=choices(50, 100)
@@ -58,7 +61,7 @@ class PixelPolicy(DeterministicPolicy):
     """Acts as its actor says, plus noise. Actor and critics take features of `encoder`, not observations."""
 
     def __init__(self, spec: EnvSpec, network: PixelNetworkConfig, num_critics: int, noise: NoiseConfig) -> None:
-        encoder = make_encoder(network.encoder, spec.observation_space)
+        encoder = make_encoder(network.encoder, spec.observation_space, network.encoder_kwargs)
         bottleneck = functools.partial(Bottleneck, encoder.num_features, network.feature_size)
         super().__init__(spec, network, num_critics, noise, bottleneck)
         self.encoder = encoder

@@ -18,14 +18,14 @@ from rl_training.accelerate import Accelerated, ArrayNetwork
 from rl_training.contracts.algorithm import ActOutput
 from rl_training.contracts.arrays import AnyArray, ArrayObservation
 from rl_training.contracts.batches import Observation, as_arrays
-from rl_training.contracts.errors import SpaceError
+from rl_training.contracts.errors import ConfigError, SpaceError
+from rl_training.contracts.plugins import ENCODERS, NETWORKS
 from rl_training.contracts.settings import choices, documented, setting
 from rl_training.contracts.spec import BoxActions, EnvSpec
 from rl_training.policies.activations import ACTIVATIONS
-from rl_training.policies.encoders import encoder_problem
 from rl_training.policies.exploration import random_actions
 from rl_training.policies.masks import MASKED, apply_mask, make_policy_encoder, mask_array, mask_of, put_mask
-from rl_training.policies.networks import Activation
+from rl_training.policies.networks import Activation, OwnNetwork, kwargs_problems
 from rl_training.policies.noisy import NoisyLinear, remove_noise, reset_noise
 
 
@@ -41,11 +41,23 @@ class QNetworkConfig:
         search=choices((64, 64), (128, 128), (256, 256), (512,)),
     )
     activation: Activation = setting("relu", "Activation between layers.", search=choices("tanh", "relu"))
-    encoder: str = setting("auto", "Encoder of observations, by name; 'auto' chooses by the observation space.")
+    encoder: str = setting(
+        "auto", "Encoder of observations, by name; 'auto' chooses by the observation space.", registry=ENCODERS
+    )
+    encoder_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of the encoder.", added_later=True)
+    critic: str = setting(
+        "mlp",
+        "Q-network behind the encoder, by name: 'mlp' has sizes; others are registered.",
+        registry=NETWORKS,
+        added_later=True,
+    )
+    critic_kwargs: dict[str, Any] = setting(
+        factory=dict, help="Keyword arguments of a registered Q-network.", added_later=True
+    )
 
     def problems(self) -> list[str]:
         """Combinations that cannot work."""
-        return [f"encoder: {problem}"] if (problem := encoder_problem(self.encoder)) else []
+        return kwargs_problems(self, "critic")
 
 
 class QNetwork(nn.Module):
@@ -68,10 +80,10 @@ class QNetwork(nn.Module):
         if not isinstance(spec.action_space, spaces.Discrete):
             raise SpaceError(f"action values need a Discrete action space, got {spec.action_space}")
         linear = NoisyLinear if noisy else nn.Linear
-        encoder = make_policy_encoder(network.encoder, spec)
+        encoder = make_policy_encoder(network.encoder, spec, network.encoder_kwargs)
         layers: list[nn.Module] = [encoder]
         self.num_features = encoder.num_features
-        for size in network.sizes:
+        for size in network.sizes if network.critic == "mlp" else ():
             layers += [linear(self.num_features, size), ACTIVATIONS[network.activation]()]
             self.num_features = size
         self.num_actions = int(spec.action_space.n)
@@ -80,7 +92,14 @@ class QNetwork(nn.Module):
         self.noisy = noisy
         self.masked = spec.action_masks
         self.hidden = nn.Sequential(*layers)
-        self.head = linear(self.num_features, (self.num_actions + dueling) * num_outputs)
+        width = (self.num_actions + dueling) * num_outputs
+        self.head: nn.Module
+        if network.critic == "mlp":
+            self.head = linear(self.num_features, width)
+        elif noisy:
+            raise ConfigError(f"network > critic: '{network.critic}' is no noisy network; set noisy to false")
+        else:
+            self.head = OwnNetwork(network.critic, self.num_features, width, network.critic_kwargs, "critic")
 
     def forward(self, obs: Observation) -> Tensor:
         """Outputs [B, A, K]."""

@@ -22,7 +22,7 @@ from rl_training.contracts.settings import documented, setting
 from rl_training.envs.atari import is_atari
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import read_mapping, write_text
-from rl_training.experiment.schema import INVALID, build, to_plain
+from rl_training.experiment.schema import INVALID, build, default_of, is_section, to_plain
 from rl_training.zoo.suites import Judged, Normalization, task_name
 
 FORMAT_VERSION = 1
@@ -36,11 +36,22 @@ DECISIVE = (
 
 def config_hash(config: TrainConfig) -> str:
     """A short name for everything that decides a run's numbers, besides seed, versions and machine."""
-    data = config.to_dict()
+    data = _decisive(config)
     decisive = [*DECISIVE, *["atari"] * is_atari(config.env_id, config.env_kwargs)]
     decisive += ["action_masks"] * config.action_masks
     text = json.dumps({name: data[name] for name in decisive}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _decisive(value: Any) -> Any:
+    """Settings as plain data, without those that were added later and are as everything was before them."""
+    if not is_section(value):
+        return to_plain(value)
+    return {
+        field.name: _decisive(getattr(value, field.name))
+        for field in dataclasses.fields(value)
+        if not field.metadata.get("added_later") or getattr(value, field.name) != default_of(field)
+    }
 
 
 @documented

@@ -39,7 +39,7 @@ class MemoryTrunk(nn.Module):
 
     def __init__(self, spec: EnvSpec, network: ActorCriticNetworkConfig, memory: MemoryConfig) -> None:
         super().__init__()
-        self.encoder = make_policy_encoder(network.encoder, spec)
+        self.encoder = make_policy_encoder(network.encoder, spec, network.encoder_kwargs)
         self.memory = Memory(self.encoder.num_features, memory, network.orthogonal_init)
         if network.orthogonal_init:
             orthogonal_(self.encoder)

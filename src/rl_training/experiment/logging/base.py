@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from rl_training.contracts.batches import EvaluationResult
+from rl_training.contracts.errors import ConfigError
+from rl_training.contracts.plugins import LOGGERS, FactoryT
+from rl_training.contracts.settings import setting
 from rl_training.runtime.callbacks import Callback, Every, RunView
 
 
@@ -20,6 +24,59 @@ class Logger(Protocol):
     def close(self) -> None:
         """Flush and release what the logger holds."""
         ...
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """What a logger is told of the run when it is made."""
+
+    directory: Path
+    config: Mapping[str, Any]
+    """The resolved config as plain data."""
+    run_id: str
+    """A short name of the run that stays the same when it is resumed."""
+    history: Sequence[Mapping[str, Any]]
+    """What was logged before a resume, one mapping for each line; `global_step` is the environment step."""
+
+
+@dataclass
+class LoggerConfig:
+    """One logger: its registered name and its keyword arguments."""
+
+    name: str = setting(help="Registered name of the logger.", registry=LOGGERS)
+    kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of the logger.")
+
+
+def register_logger(name: str) -> Callable[[FactoryT], FactoryT]:
+    """Make a logger available under a name in the `loggers` setting.
+
+    The class or function is called with a `LoggedRun` and the keyword arguments from the settings, and returns a
+    `Logger`.
+
+    Example:
+        >>> @register_logger("print")
+        ... class Printer:
+        ...     def __init__(self, run, prefix=""):
+        ...         self.prefix = prefix
+        ...
+        ...     def log(self, step, metrics):
+        ...         print(self.prefix, step, dict(metrics))
+        ...
+        ...     def close(self):
+        ...         pass
+    """
+    return LOGGERS.register(name)
+
+
+def make_logger(config: LoggerConfig, run: LoggedRun) -> Logger:
+    """A registered logger; one that lacks something is refused."""
+    logger: Logger = LOGGERS.make(config.name, (run,), config.kwargs, "loggers")
+    if missing := [part for part in ("log", "close") if not callable(getattr(logger, part, None))]:
+        raise ConfigError(
+            f"loggers: '{config.name}' must return an object with the methods log and close; "
+            f"{type(logger).__name__} has no {' and no '.join(missing)}"
+        )
+    return logger
 
 
 @dataclass

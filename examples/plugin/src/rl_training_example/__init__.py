@@ -1,0 +1,1 @@
+"""An algorithm, an encoder and a preset for rl_training."""

@@ -1,0 +1,229 @@
+"""What other packages and scripts add under a name: algorithms, encoders, networks, optimizers, samplers, loggers.
+
+A name is registered in Python (`register_encoder("mine")`), or announced by an installed package through an entry point
+of the group of its kind (`rl_training.encoders`). Settings and files hold names only. A name is looked up among what
+was registered and among the entry points of installed packages; of these, just the one with that name is imported. A
+module that a file names is never imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Generic, TypeVar
+
+from rl_training.contracts.errors import ConfigError, RLTrainingError
+
+T = TypeVar("T")
+FactoryT = TypeVar("FactoryT")
+
+
+@functools.cache
+def entry_points(group: str) -> dict[str, list[metadata.EntryPoint]]:
+    """The entry points of a group by name; several with one name are a clash between packages."""
+    found: dict[str, list[metadata.EntryPoint]] = {}
+    for entry in metadata.entry_points(group=group):
+        found.setdefault(entry.name, []).append(entry)
+    return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where something that is not part of this package comes from."""
+
+    kind: str
+    name: str
+    package: str | None
+    """The installed distribution; None for what a script or a loose module registered."""
+    version: str | None
+    module: str
+
+    def __str__(self) -> str:
+        source = f"the package {self.package} {self.version}" if self.package else f"the module {self.module}"
+        return f"the {self.kind} '{self.name}' of {source}"
+
+
+class Registry(Generic[T]):
+    """Things of one kind by name: the package's own, those that were registered, those of installed packages.
+
+    `accept` turns what others register into what is used, or refuses it with a `ConfigError`. `also` are names that
+    mean something to whoever asks, without being registered.
+
+    Example:
+        >>> colours = Registry("colour", "my_package.colours")
+        >>> colours.register("red")("#ff0000")
+        '#ff0000'
+        >>> colours.get("red"), colours.problem("rad")
+        ('#ff0000', "unknown colour 'rad'. Did you mean 'red'? Known: red")
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        group: str,
+        *,
+        accept: Callable[[str, Any], T] = lambda name, value: value,
+        also: tuple[str, ...] = (),
+    ) -> None:
+        self.kind, self.group, self.also = kind, group, also
+        self._accept = accept
+        self._builtin: dict[str, T] = {}
+        self._added: dict[str, T] = {}
+        self._loaded: dict[str, T] = {}
+
+    def builtin(self, name: str) -> Callable[[FactoryT], FactoryT]:
+        """Make something of this package known under a name."""
+
+        def register(value: FactoryT) -> FactoryT:
+            self._builtin[name] = value  # type: ignore[assignment]
+            return value
+
+        return register
+
+    def register(self, name: str) -> Callable[[FactoryT], FactoryT]:
+        """Make something known under a name; names of the package's own are refused."""
+
+        def register(value: FactoryT) -> FactoryT:
+            if problem := self._clash(name):
+                raise ConfigError(problem)
+            self._added[name] = self._accept(name, value)
+            return value
+
+        return register
+
+    def unregister(self, name: str) -> None:
+        """Forget what was registered under a name in Python."""
+        self._added.pop(name, None)
+
+    def names(self) -> list[str]:
+        """Every name that is known; nothing is imported for that."""
+        return sorted({*self.also, *self._builtin, *self.added()})
+
+    def added(self) -> list[str]:
+        """The names that are known and not the package's own."""
+        announced = {name for name in entry_points(self.group) if not self._clash(name)}
+        return sorted(self._added.keys() | announced)
+
+    def own(self) -> dict[str, T]:
+        """The package's own, by name."""
+        return dict(self._builtin)
+
+    def problem(self, name: str) -> str | None:
+        """Why a name is not accepted, or None. What it names is imported."""
+        if name in self.also:
+            return None
+        try:
+            self.get(name)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    def get(self, name: str) -> T:
+        """What has that name; a `ConfigError` if there is no such thing or it cannot be imported."""
+        for known in (self._builtin, self._added, self._loaded):
+            if name in known:
+                return known[name]
+        entries = entry_points(self.group).get(name, [])
+        if not entries:
+            near = difflib.get_close_matches(name.lower(), self.names(), n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise ConfigError(f"unknown {self.kind} '{name}'.{hint} Known: {', '.join(self.names())}")
+        if len(entries) > 1:
+            packages = ", ".join(map(_package, entries))
+            raise ConfigError(
+                f"{self.kind} '{name}': several installed packages have one of that name: {packages}. Uninstall all "
+                "but one of them"
+            )
+        self._loaded[name] = self._load(entries[0])
+        return self._loaded[name]
+
+    def make(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str) -> Any:
+        """Call what has that name; arguments that it does not take are refused where they are set."""
+        factory: Any = self.get(name)
+        try:
+            inspect.signature(factory).bind(*args, **kwargs)
+        except TypeError as error:
+            raise ConfigError(
+                f"{where}: the {self.kind} '{name}' cannot be called with {dict(kwargs)}: {error}"
+            ) from error
+        except ValueError:  # a factory that does not tell its arguments
+            pass
+        try:
+            return factory(*args, **kwargs)
+        except RLTrainingError:
+            raise
+        except Exception as error:  # the code of others
+            raise ConfigError(
+                f"{where}: the {self.kind} '{name}' cannot be made with {dict(kwargs)}: {type(error).__name__}: {error}"
+            ) from error
+
+    def origin(self, name: str) -> Origin | None:
+        """Where something known comes from; None if it is the package's own."""
+        if name in self._builtin or name in self.also:
+            return None
+        entries = entry_points(self.group).get(name, [])
+        if entries and (dist := entries[0].dist) is not None:
+            return Origin(self.kind, name, dist.name, dist.version, entries[0].module)
+        value = self.get(name)
+        module = str(getattr(getattr(value, "algorithm", value), "__module__", "__main__"))
+        package = _distribution_of(module)
+        return Origin(self.kind, name, package, metadata.version(package) if package else None, module)
+
+    def check_entry_points(self) -> Iterator[tuple[str, str, str | None]]:
+        """Name, package and problem (or None) of every entry point of the group; imports them all."""
+        for name, entries in entry_points(self.group).items():
+            problem = self._clash(name) or self.problem(name)
+            for entry in entries:
+                yield name, _package(entry), problem
+
+    def _clash(self, name: str) -> str | None:
+        if name in self._builtin or name in self.also:
+            return f"{self.kind} '{name}': rl_training itself has one of that name; choose another"
+        return None
+
+    def _load(self, entry: metadata.EntryPoint) -> T:
+        who = f"the {self.kind} '{entry.name}' of the package {_package(entry)}"
+        try:
+            value = entry.load()
+        except Exception as error:  # another package's code: whatever it raises must not break this one
+            raise ConfigError(f"{who} cannot be imported: {type(error).__name__}: {error}") from error
+        try:
+            return self._accept(entry.name, value)
+        except ConfigError as error:
+            raise ConfigError(f"{who} is refused: {error}") from error
+
+
+def _package(entry: metadata.EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.value
+
+
+def _distribution_of(module: str) -> str | None:
+    """The installed distribution that a module belongs to, if it belongs to one."""
+    root = module.partition(".")[0]
+    if root == "__main__" or root in sys.stdlib_module_names:
+        return None
+    found = _distributions().get(root, [])
+    return found[0] if found else None
+
+
+@functools.cache
+def _distributions() -> dict[str, list[str]]:
+    return {name: list(packages) for name, packages in metadata.packages_distributions().items()}
+
+
+ENCODERS: Registry[Callable[..., Any]] = Registry("encoder", "rl_training.encoders", also=("auto",))
+NETWORKS: Registry[Callable[..., Any]] = Registry("network", "rl_training.networks", also=("mlp",))
+OPTIMIZERS: Registry[Callable[..., Any]] = Registry(
+    "optimizer", "rl_training.optimizers", also=("adam", "adamw", "rmsprop", "sgd")
+)
+SAMPLERS: Registry[Callable[..., Any]] = Registry("sampler", "rl_training.samplers")
+LOGGERS: Registry[Callable[..., Any]] = Registry("logger", "rl_training.loggers")
+REGISTRIES: dict[str, Registry[Any]] = {
+    registry.kind: registry for registry in (ENCODERS, NETWORKS, OPTIMIZERS, SAMPLERS, LOGGERS)
+}
+"""All of them by kind; the one of algorithms joins when it is imported."""
