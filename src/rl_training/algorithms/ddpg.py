@@ -18,11 +18,16 @@ class DDPGConfig(TD3Config):
 
     num_critics: int = setting(1, "Critics in the ensemble; targets take the smallest, the actor the first.", ge=1)
     policy_delay: int = setting(
-        1, "Steps of the critics per step of the actor and of the targets.", ge=1, search=choices(1, 2, 4)
+        1,
+        "Steps of the critics per step of the actor and of the targets.",
+        ge=1,
+        search=choices(1, 2, 4),
+        added_later=True,
     )
     target_noise: float = setting(
-        0.0, "Standard deviation of the noise on target actions.", ge=0, search=uniform(0.0, 0.5)
+        0.0, "Standard deviation of the noise on target actions.", ge=0, search=uniform(0.0, 0.5), added_later=True
     )
+    target_noise_clip: float = setting(0.5, "Largest noise on a target action.", ge=0, added_later=True)
 
 
 class DDPGAlgorithm(TD3Algorithm[DDPGConfig]):
