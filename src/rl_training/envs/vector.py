@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -56,8 +57,10 @@ class AutoresetAdapter:
         return self.env.num_envs
 
     def reset(self, seed: int | None = None) -> ArrayObservation:
-        """Reset every environment."""
+        """Reset every environment. A seed is also that of their spaces, in case an environment draws from these."""
         self.resetting[:] = False
+        if seed is not None:
+            _seed_spaces(self.env, seed)
         with _env_errors("reset"):
             obs, self.info = self.env.reset(seed=seed)
         return _own(obs)
@@ -171,3 +174,16 @@ def _own(obs: Any) -> ArrayObservation:
 def _stack(rows: list[Any], like: AnyArray) -> AnyArray:
     """Rows as one array of the space's dtype: final observations come as the environment made them, uncast."""
     return np.stack([np.asarray(row) for row in rows]).astype(like.dtype, copy=False)
+
+
+def _seed_spaces(env: Any, seed: int) -> None:
+    """Seed the spaces of environments in this process: Gymnasium gives the first one's a seed from the system."""
+    while isinstance(env, gym.vector.VectorWrapper):
+        env = env.env
+    for index, level in enumerate(getattr(env, "envs", ())):
+        while True:
+            level.action_space.seed(seed + index)
+            level.observation_space.seed(seed + index)
+            if not isinstance(level, gym.Wrapper):
+                break
+            level = level.env

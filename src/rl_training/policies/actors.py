@@ -178,8 +178,8 @@ class ContinuousPolicy(nn.Module):
         self.actor = self.actor_class(spec, network, own_encoder())
         self.critic = EnsembleCritic(spec, network, num_critics, own_encoder())
         self._outputs = ArrayNetwork(self._acting_layers)
-        self._mode = Accelerated(self.mode, self.actor)
-        self._sample = Accelerated(self.sample, self.actor)
+        self._mode = Accelerated(self.mode, self)
+        self._sample = Accelerated(self.sample, self)
 
     def _acting_layers(self) -> list[nn.Module]:
         """The layers that give the actor's raw outputs; none if they are not a chain."""
