@@ -3,7 +3,7 @@
     python benchmarks/spaces.py                    # every cell, 3 turns: about half an hour
     python benchmarks/spaces.py --cell "ppo Discrete" "dqn Discrete"
 
-The environment is the same cheap one for all (`sides/space_tasks.py`), so that what is measured is what the packages do.
+The environment is the same cheap one for all (`sides/space_tasks.py`), so the packages are what is measured.
 """
 
 from __future__ import annotations
