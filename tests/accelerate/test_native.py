@@ -366,12 +366,12 @@ def test_gradient_steps_go_on_to_the_bit(activation, width, rows, max_grad_norm,
     for turn in range(12):
         inputs = (0.01 / (turn + 1), draw(rows, 3, seed=turn), torch.arange(rows) % 4, 0.1 + 0.01 * turn)
         if turn == 6:
-            recording = next(iter(steps[1]._recorded._recordings.values()))
+            recording = next(iter(steps[1]._step._recordings.values()))
             recording.takeover.run = lambda own=recording.takeover: _at_once(own)
         found = [step(*inputs) for step in steps]
         assert all(torch.equal(found[0][name], found[1][name]) for name in found[0]), turn
         assert torch.equal(stores[0].flat, stores[1].flat), turn
-    recordings = [next(iter(step._recorded._recordings.values())) for step in steps]
+    recordings = [next(iter(step._step._recordings.values())) for step in steps]
     assert recordings[1].library is not None
     assert recordings[0].library is None
     assert len(recordings[1].kernels) < len(recordings[0].kernels)

@@ -1,4 +1,4 @@
-"""Convolutions that are computed here: torch's bits, or torch itself."""
+"""ConvolutionStack that are computed here: torch's bits, or torch itself."""
 
 import copy
 import itertools
@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_training.accelerate.native import compiler, convolutions, layers
-from rl_training.accelerate.native.convolutions import Convolutions, Order, Shape
+from rl_training.accelerate.native.convolutions import ConvolutionStack, Order, Shape
 from rl_training.policies.encoders import DrQCNN, NatureCNN
 from rl_training.policies.parameters import OptimizerConfig, ParameterStore
 from tests.accelerate.native_harness import HAS_COMPILER
@@ -54,7 +54,7 @@ def stack(sizes=NATURE, *more, seed=0):
     ]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Convolutions(*copy.deepcopy(modules), *more)
+        return ConvolutionStack(*copy.deepcopy(modules), *more)
 
 
 def bytes_of(*shape):
@@ -62,7 +62,7 @@ def bytes_of(*shape):
 
 
 def by_torch(net, images, scale=None):
-    return nn.Sequential.forward(net, images if scale is None else layers.scaled(images, scale))
+    return nn.Sequential.forward(net, images if scale is None else layers.scale_images(images, scale))
 
 
 def gradients(y, net):
@@ -249,7 +249,7 @@ def test_who_watches_sees_torch():
 def test_the_rest_is_left_to_torch(kind):
     net, x = stack(), channels_last(8, 4, 84, 84, seed=1)
     if kind == "padding":
-        net = Convolutions(nn.Conv2d(4, 32, 3, padding=1), nn.ReLU())
+        net = ConvolutionStack(nn.Conv2d(4, 32, 3, padding=1), nn.ReLU())
     elif kind == "double":
         net, x = net.double(), x.double()
     elif kind == "channels first":
@@ -263,7 +263,7 @@ def test_the_rest_is_left_to_torch(kind):
     elif kind == "odd width":
         net = stack([(4, 30, 8, 4)])
     else:
-        net = Convolutions(nn.Conv2d(4, 32, 3), nn.Tanh())
+        net = ConvolutionStack(nn.Conv2d(4, 32, 3), nn.Tanh())
     y = net(x)
     assert torch.equal(y, by_torch(net, x))
     assert "_Stack" not in y.grad_fn.name()

@@ -112,7 +112,7 @@ def learn(config, num_steps=6):
 
     step = GradientStep(store, losses, module=net, max_grad_norm=None)
     x = draw(64, 8, seed=4)
-    recording = settle(step._recorded, 1e-3, x)
+    recording = settle(step._step, 1e-3, x)
     found = [step(1e-3 / (i + 1), x)["gradient_norm"] for i in range(num_steps)]
     return recording, [store.flat.detach().clone(), *store.optimizer.state[store.flat].values(), *found]
 

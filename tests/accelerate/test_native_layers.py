@@ -126,7 +126,7 @@ def test_pixels_are_the_same_to_the_bit(shape, kind, ready, threads):
     images = {"bytes": images, "turned": images.permute(0, 1, 3, 2), "floats": images.float()}[kind]
     assert layers.in_planes(images) == (kind == "bytes" and shape[1] == layers.PLANES)
     expected = images.contiguous(memory_format=torch.channels_last).to(torch.float32).mul(1 / 255)
-    found = layers.scaled(images, 1 / 255)
+    found = layers.scale_images(images, 1 / 255)
     assert torch.equal(found, expected)
     assert found.stride() == expected.stride()
     assert found.data_ptr() != images.data_ptr()
@@ -201,7 +201,7 @@ def test_its_optimizer_is_recorded_by_itself(ready):
         step = GradientStep(store, lambda x: {"loss": net(x).square().mean()}, module=net, max_grad_norm=0.01)
         for turn in range(SEEN_BEFORE + 3):
             step(torch.tensor(1e-3 / (1 + turn)), images)
-        assert step._recorded.num_recordings == 0
+        assert step._step.num_recordings == 0
         return store
 
     mine, its = learn(True), learn(False)

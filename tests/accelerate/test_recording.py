@@ -101,7 +101,7 @@ def test_every_optimizer_steps_as_torch_does(name):
     store = ParameterStore(net, settings)
     step = GradientStep(store, losses_of(net), module=net, max_grad_norm=None)
     flat = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in reference.parameters()]))
-    optimizer = settings.make(flat)
+    optimizer = settings.make([flat])
     for turn in range(8):
         inputs = (draw(ROWS, 3, seed=turn), torch.arange(ROWS) % 4, 0.2)
         nn.utils.vector_to_parameters(flat.detach(), reference.parameters())

@@ -565,5 +565,5 @@ def test_a_config_is_resolved_and_checked_once_for_a_run(
     (run,) = tmp_path.iterdir()
     counts.update(_finish=0, problems=0)
     assert cli("resume", str(run), "--total-timesteps", "128") == 0
-    # the run's config and that of the checkpoint are files of their own; the options are checked with the first
-    assert counts == {"_finish": 2, "problems": 3}
+    # the run's config (for the defaults of the options), the same with the options, and the checkpoint's own
+    assert counts == {"_finish": 3, "problems": 3}

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
+from rl_training.accelerate import Mode
 from rl_training.algorithms.a2c import A2CConfig
 from rl_training.algorithms.c51 import C51Config
 from rl_training.algorithms.ddpg import DDPGConfig

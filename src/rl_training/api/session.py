@@ -145,7 +145,6 @@ def resume(
     if total_timesteps is not None:
         changes["total_timesteps"] = total_timesteps
     source, rest = str(run_dir.path / CONFIG), read_yaml(run_dir.path / CONFIG)
-    written = resolve([Layer(rest, source)])  # only compared
     rest = dict(rest)
     place = {str(name): rest.pop(name) for name in ("env_id", "env_kwargs") if name in rest}  # an `env` replaces it
     layers = [Layer(rest, source, trust), Layer(place, source, trust or env is not None), Layer(changes, "resume")]
@@ -156,7 +155,7 @@ def resume(
             checkpoint = find_checkpoint(run_dir.path, learner_only=learner_only)
         require_environment(checkpoint, env)
         refuse_changes(checkpoint, config)
-        refuse_edits(written, run_dir.path / CONFIG, run_dir.metadata().get("history"), changes)
+        refuse_edits(config, run_dir.path / CONFIG, run_dir.metadata().get("history"), changes)
         experiment = build_experiment(config, env, eval_env)
         try:
             with _offering_learner_only(run_dir, learner_only):

@@ -25,6 +25,7 @@ __all__ = [{names}]
 '''
 
 IMPORTS = (
+    "from rl_training.accelerate import Mode",
     "from rl_training.api.agent import Agent",
     "from rl_training.contracts.schedule import Schedule",
     "from rl_training.envs.atari import AtariConfig",

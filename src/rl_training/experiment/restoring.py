@@ -198,13 +198,13 @@ def refuse_changes(checkpoint: Checkpoint, config: TrainConfig) -> None:
         )
 
 
-def refuse_edits(written: TrainConfig, where: Path, history: Any, given: Collection[str] = ()) -> None:
+def refuse_edits(config: TrainConfig, where: Path, history: Any, given: Collection[str] = ()) -> None:
     """A run's config.yaml says how it was started last: settings are changed by giving them to `resume`.
 
     `history` is that of the run's metadata; `given` are the settings that this resume changes.
     """
     starts = [entry for entry in history if isinstance(entry, Mapping)] if isinstance(history, list) else []
-    values = changeable(written)
+    values = changeable(config)
     problems = []
     for name in sorted(values.keys() - set(given)):
         # the last two: a process may have been killed between its entry in the history and its config.yaml

@@ -165,7 +165,17 @@ class ParameterStore(Stateful):
     Parts are named, so that one that its owner replaces is found: `ParameterStore(policy, settings, parts=["actor"])`.
     """
 
-    transient: ClassVar[tuple[str, ...]] = ("network", "flat", "grad", "parameters", "slices", "_all", "_learning")
+    transient: ClassVar[tuple[str, ...]] = (
+        "network",
+        "flat",
+        "grad",
+        "parameters",
+        "slices",
+        "num_builds",
+        "_all",
+        "_learning",
+        "_registrations",
+    )
 
     def __init__(self, network: nn.Module, optimizer: OptimizerConfig, parts: Sequence[str] = ()) -> None:
         self.network = network

@@ -26,6 +26,7 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.experiment.build import Experiment, build_experiment
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.files import Appender, Outage
 from rl_training.experiment.logging import ProgressCallback
 from rl_training.experiment.restoring import load_experiment
 from rl_training.experiment.runs import RunDirectory
@@ -48,6 +49,8 @@ EXEMPT: dict[type[Any], dict[str, str]] = {
         "_just_restored": "whether callbacks still wait for their state",
         "restored_from": "where the state was read from, for messages",
     },
+    Outage: {EVERYTHING: "whether this process could write"},
+    Appender: {EVERYTHING: "what is written to a file, which has its own length"},
     ParameterStore: {"grad": "written anew before every use"},
     NoisyLinear: {"_buffers": "noise, which is drawn anew before every use and off otherwise"},
 }
