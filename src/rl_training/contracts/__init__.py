@@ -1,1 +1,1 @@
-"""The vocabulary of the package: small types that every layer shares and that import nothing of ours."""
+"""Small types shared by every layer; this package imports nothing else from `rl_training`."""

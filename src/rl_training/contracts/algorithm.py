@@ -1,4 +1,4 @@
-"""Policies act, algorithms learn. Neither knows of environments, files or logs."""
+"""Interfaces: policies act, algorithms learn, and neither knows about environments, files or logs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl_training.contracts.state import Stateful
 
 
 class ActOutput(NamedTuple):
-    """Actions [N, ...], what the algorithm will want to know about them, and the policy's next state."""
+    """Actions [N, ...], extras for the algorithm (such as log-probabilities), and the policy's next state."""
 
     action: Tensor
     extras: Mapping[str, Tensor]
@@ -25,13 +25,13 @@ class ActOutput(NamedTuple):
 
 
 class Policy(Protocol):
-    """Acts. This is all that collectors, evaluators and remote workers hold.
+    """Chooses actions; the only interface that collectors, evaluators and remote workers use.
 
-    `state` is opaque to everybody else: feed-forward policies ignore it and return None.
+    `state` is opaque to callers: feed-forward policies ignore it and return None.
 
-    To be exported, a policy also says in plain torch code what it does without randomness: `mode(obs)` gives flat
-    actions [B, ...]; one that remembers has `state_size` and `mode(obs, state, episode_start)`, which gives the actions
-    and the next state.
+    For export, a policy also computes the deterministic action in plain torch: `mode(obs)` returns flat actions
+    [B, ...]. A recurrent policy has `state_size`, and its `mode(obs, state, episode_start)` returns the actions and the
+    next state.
     """
 
     box_actions: BoxActions
@@ -55,15 +55,15 @@ class Policy(Protocol):
 
 
 class ArrayPolicy(Policy, Protocol):
-    """A policy that may also act without torch, whose calls cost more than a small network between steps."""
+    """A policy that can also act without torch, whose call overhead exceeds the cost of a small network."""
 
     def act_on_arrays(self, obs: ArrayObservation, rng: np.random.Generator) -> AnyArray | None:
-        """As `act`, exploring and without extras or state; None where `act` has to be called."""
+        """Like `act` with exploration, without extras or state; returns None if `act` must be called instead."""
         ...
 
 
 class ScoringPolicy(Policy, Protocol):
-    """A policy that can compute log-probabilities and values of many actions at once, faster than while acting."""
+    """A policy that can compute log-probabilities and values of many actions at once, faster than step by step."""
 
     def score(self, obs: Observation, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities and values [B] of actions [B, ...]; without gradients."""
@@ -74,7 +74,7 @@ ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 
 
 class Algorithm(Stateful, ABC, Generic[ConfigT]):
-    """Learns. Owns its networks, optimizers and one named random stream; its `update` is the paper's maths."""
+    """Learns: owns networks, optimizers and one named random stream, and implements the paper's maths in `update`."""
 
     policy: Policy
 
@@ -89,9 +89,9 @@ class Algorithm(Stateful, ABC, Generic[ConfigT]):
         """Learn from one batch (a rollout or transitions) and report metrics as detached tensors."""
 
     def explore(self, progress: Progress) -> Policy:
-        """The policy to collect with at this point of a run; exploration that changes over time is set here."""
+        """The policy for data collection at this point of a run; exploration that changes over time is set here."""
         return self.policy
 
     def start_from(self, weights: dict[str, Any]) -> None:
-        """Take over the saved weights of a trained policy; everything else stays as in a new run."""
+        """Load the saved weights of a trained policy; everything else stays as in a new run."""
         self.load_state_dict({**self.state_dict(), "policy": weights})

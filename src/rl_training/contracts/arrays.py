@@ -1,4 +1,4 @@
-"""Numpy arrays, as environments give them; apart from tensors, so that environments need not import torch."""
+"""Types for numpy arrays; separate from tensor types, so that environments need not import torch."""
 
 from __future__ import annotations
 

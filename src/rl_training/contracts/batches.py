@@ -1,6 +1,6 @@
-"""What travels between the layers: observations, steps, batches, progress and metrics.
+"""Data passed between the layers: observations, steps, batches, progress and metrics.
 
-Dimensions: T time, N environments, B batch, K finished episodes of one step.
+Dimensions: T time, N environments, B batch, K episodes that end in one step.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def num_rows(obs: Observation) -> int:
 
 
 def device_of(obs: Observation) -> torch.device:
-    """Where a batch of observations lies."""
+    """The device of a batch of observations."""
     return (next(iter(obs.values())) if isinstance(obs, dict) else obs).device
 
 
 def as_arrays(obs: Observation) -> Any:
-    """Observations on the CPU as arrays on the same memory; those on another device stay tensors."""
+    """CPU observations as numpy arrays that share their memory; tensors on other devices stay tensors."""
     return map_observation(lambda x: x.numpy() if x.device.type == "cpu" else x, obs)
 
 
@@ -41,11 +41,11 @@ Metrics = dict[str, Tensor | float]
 
 
 class Step(NamedTuple):
-    """One step of all N environments, as the collector hands it to a sink (a buffer).
+    """One step of all N environments, as the collector passes it to a sink (a buffer).
 
-    `obs` is what the environment showed; `policy_obs` what the policy saw (the same unless observations are
-    normalised). `reward` and `policy_reward` likewise. Rows where `valid` is false are not transitions: a
-    next-step environment only reset itself there.
+    `obs` is the environment's observation; `policy_obs` is the policy's input (the same unless observations are
+    normalised). Likewise `reward` and `policy_reward`. Rows where `valid` is false are not transitions: with next-step
+    autoreset, the environment only reset itself there.
     """
 
     obs: ArrayObservation
@@ -63,15 +63,15 @@ class Step(NamedTuple):
     """True last observations [K, ...] of those episodes; None when K is 0."""
     final_policy_obs: ArrayObservation | None
     next_obs: ArrayObservation
-    """What the environments show next, to act on: after the end of an episode, the first of the next one."""
+    """Observations to act on next; after the end of an episode, the first observation of the next one."""
 
 
 class TransitionBatch(NamedTuple):
     """Transitions [B] from replay, as off-policy algorithms learn from them.
 
     A batch carries `discount` (0 where the episode terminated, gamma**k after k steps otherwise), never `done`, so
-    every target reads `reward + discount * next_value` and truncation cannot be got wrong. With n-step returns,
-    `reward` is the discounted sum of up to n rewards and `next_obs` what was seen after the last of them.
+    every target is `reward + discount * next_value` and truncation needs no special case. With n-step returns,
+    `reward` is the discounted sum of up to n rewards and `next_obs` the observation after the last of them.
     """
 
     obs: Observation
@@ -83,7 +83,7 @@ class TransitionBatch(NamedTuple):
     weight: Tensor
     """Importance weights; ones unless sampling is prioritised."""
     indices: Tensor
-    """Where in the replay each row came from: what new priorities belong to."""
+    """Index of each row in the replay buffer, for updating priorities."""
 
 
 class RolloutBatch(NamedTuple):
@@ -115,7 +115,7 @@ class RolloutBatch(NamedTuple):
 
 @dataclass
 class Progress(Stateful):
-    """Where a run stands. Schedules and work due are functions of this, and it is saved."""
+    """Progress of a run; schedules and the gradient steps due depend on it, and checkpoints save it."""
 
     env_steps: int = 0
     """Transitions seen so far, over all environments."""
@@ -133,7 +133,7 @@ class Progress(Stateful):
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What an update reports: metrics as detached tensors, gradient steps made, new priorities or None."""
+    """Result of an update: metrics as detached tensors, number of gradient steps, new priorities or None."""
 
     metrics: Metrics
     num_updates: int = 1

@@ -1,4 +1,4 @@
-"""What the runtime needs of environments, whatever makes and steps them."""
+"""The environment interface of the runtime, independent of how environments are created and stepped."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class VectorStep(NamedTuple):
     end_info: Mapping[str, Any]
     """Infos of the last step of the episodes that ended, as arrays over all N environments."""
     score: AnyArray
-    """What is reported as return when summed: the reward itself, unless learning is from another one."""
+    """Reward that is summed for the reported return; equal to `reward` unless learning uses a modified one."""
     finished: npt.NDArray[np.intp]
-    """Indices of whole episodes that ended: `ended`, unless learning cuts episodes into parts."""
+    """Indices of whole episodes that ended; equal to `ended` unless learning splits episodes into parts."""
     num_valid: int
     """How many environments made a transition: where `valid` is true."""
 
 
 class Environments(Protocol):
-    """N environments that reset themselves and never lose a final observation."""
+    """N environments with autoreset that always return the final observation of an episode."""
 
     @property
     def num_envs(self) -> int:
@@ -54,20 +54,20 @@ class Environments(Protocol):
         ...
 
     def take_snapshot(self) -> Any:
-        """The state of all environments as plain data, or a sentence that says why it cannot be taken."""
+        """The state of all environments as plain data, or a string that says why it cannot be taken."""
         ...
 
     def restore_snapshot(self, snapshot: Any) -> None:
-        """Go on from a state that `take_snapshot` gave."""
+        """Restore a state that `take_snapshot` returned."""
         ...
 
     def close(self) -> None:
-        """Release what the environments hold."""
+        """Release the environments' resources."""
         ...
 
 
 class ActionMapping(Protocol):
-    """From the policy's actions to the environment's."""
+    """Maps the policy's actions to the environment's."""
 
     def to_env(self, action: AnyArray) -> AnyArray:
         """Actions [N, ...] as the environment expects them."""

@@ -30,7 +30,7 @@ class NonFiniteError(RLTrainingError):
 
 
 class DataError(RLTrainingError):
-    """Data that does not have the shape, type or values that were announced."""
+    """Data that does not have the declared shape, type or values."""
 
 
 class CheckpointError(RLTrainingError):
@@ -38,11 +38,11 @@ class CheckpointError(RLTrainingError):
 
 
 class ExportError(RLTrainingError):
-    """An agent that cannot be exported, or whose exported file does not act as it does."""
+    """An agent that cannot be exported, or whose exported model acts differently."""
 
 
 class HubError(RLTrainingError):
-    """The Hugging Face hub could not be reached, or refused what was asked of it."""
+    """The Hugging Face hub could not be reached, or refused the request."""
 
 
 class MissingExtraError(RLTrainingError):

@@ -1,4 +1,4 @@
-"""Which observations are images, and how their dimensions are meant."""
+"""Which observations are images, and what their dimensions mean."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gymnasium import spaces
 from rl_training.contracts.errors import SpaceError
 
 MIN_GREY_SIDE = 8
-"""The smallest side of a grey picture: smaller bytes in two dimensions may be a table, or a few vectors."""
+"""Smallest side of a greyscale image; a smaller two-dimensional uint8 array may be a table or a few vectors."""
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """Whether a space holds images, or stacks of them: bytes with two, three or four dimensions.
+    """Whether a space holds images or stacks of images: uint8 with two, three or four dimensions.
 
-    Those with two are one grey picture, if both of their sides are at least 8.
+    Two dimensions are one greyscale image if both sides are at least 8.
 
     Example:
         >>> is_image(spaces.Box(0, 255, (84, 84), np.uint8)), is_image(spaces.Box(0, 255, (4, 128), np.uint8))
@@ -29,30 +29,30 @@ def is_image(space: spaces.Space[Any]) -> bool:
 
 
 def has_images(space: spaces.Space[Any]) -> bool:
-    """Whether observations are images, or have some among the entries of a Dict."""
+    """Whether observations are images, or a Dict with at least one image."""
     return any(map(is_image, space.spaces.values())) if isinstance(space, spaces.Dict) else is_image(space)
 
 
 class ImageLayout(NamedTuple):
-    """How the dimensions of an image space are meant."""
+    """What the dimensions of an image space mean."""
 
     num_channels: int
     """Channels times stacked frames."""
     size: tuple[int, int]
     order: tuple[int, ...]
-    """The dimensions of a batch, put into the order batch, (stack,) (channels,) height, width."""
+    """Permutation of a batch's dimensions to batch, (stack,) (channels,) height, width."""
 
     @property
     def channel_dim(self) -> int | None:
-        """Which dimension of one image (not of a batch) is its channels; none if it has height and width only."""
+        """Channel dimension of one image (not of a batch); None if it has only height and width."""
         return self.order[-3] - 1 if len(self.order) > 3 else None
 
 
 def image_layout(space: spaces.Space[Any]) -> ImageLayout:
     """Which dimensions are channels, height and width; a fourth dimension in front stacks frames.
 
-    An image that is square only if its channels come last or first has them there; of any other, channels are the
-    smaller of the first and the last dimension. With two dimensions it has one channel.
+    If exactly one of channels-first and channels-last makes the image square, that layout is used. Otherwise the
+    smaller of the first and the last dimension is the channels. An image with two dimensions has one channel.
     """
     if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3, 4):
         raise SpaceError(f"convolutions need images, a Box with 2, 3 or 4 dimensions; got {space}")

@@ -1,9 +1,9 @@
-"""What other packages and scripts add under a name: algorithms, encoders, networks, optimizers, samplers, loggers.
+"""Registries of plug-ins by name: algorithms, encoders, networks, optimizers, samplers, loggers.
 
-A name is registered in Python (`register_encoder("mine")`), or announced by an installed package through an entry point
-of the group of its kind (`rl_training.encoders`). Settings and files hold names only. A name is looked up among what
-was registered and among the entry points of installed packages; of these, just the one with that name is imported. A
-module that a file names is never imported.
+A name is registered in Python (`register_encoder("mine")`), or declared by an installed package as an entry point of
+its group (`rl_training.encoders`). Settings and files hold names only. A lookup searches the registered names and the
+entry points of installed packages, and imports only the entry point with that name. A module that a file names is never
+imported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FactoryT = TypeVar("FactoryT")
 
 @functools.cache
 def entry_points(group: str) -> dict[str, list[metadata.EntryPoint]]:
-    """The entry points of a group by name; several with one name are a clash between packages."""
+    """The entry points of a group by name; several under one name are a name clash between packages."""
     found: dict[str, list[metadata.EntryPoint]] = {}
     for entry in metadata.entry_points(group=group):
         found.setdefault(entry.name, []).append(entry)
@@ -34,12 +34,12 @@ def entry_points(group: str) -> dict[str, list[metadata.EntryPoint]]:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where something that is not part of this package comes from."""
+    """Where a plug-in comes from."""
 
     kind: str
     name: str
     package: str | None
-    """The installed distribution; None for what a script or a loose module registered."""
+    """The installed distribution; None if a script or a loose module registered it."""
     version: str | None
     module: str
 
@@ -49,10 +49,10 @@ class Origin:
 
 
 class Registry(Generic[T]):
-    """Things of one kind by name: the package's own, those that were registered, those of installed packages.
+    """Objects of one kind by name: built-in, registered in Python, or declared by installed packages.
 
-    `accept` turns what others register into what is used, or refuses it with a `ConfigError`. `also` are names that
-    mean something to whoever asks, without being registered.
+    `accept` converts a registered value to the one that is used, or refuses it with a `ConfigError`. `also` are names
+    that the caller handles itself, without an entry in the registry.
 
     Example:
         >>> colours = Registry("colour", "my_package.colours")
@@ -77,7 +77,7 @@ class Registry(Generic[T]):
         self._loaded: dict[str, T] = {}
 
     def builtin(self, name: str) -> Callable[[FactoryT], FactoryT]:
-        """Make something of this package known under a name."""
+        """Register a built-in under a name."""
 
         def register(value: FactoryT) -> FactoryT:
             self._builtin[name] = value  # type: ignore[assignment]
@@ -86,7 +86,7 @@ class Registry(Generic[T]):
         return register
 
     def register(self, name: str) -> Callable[[FactoryT], FactoryT]:
-        """Make something known under a name; names of the package's own are refused."""
+        """Register an object under a name; built-in names are refused."""
 
         def register(value: FactoryT) -> FactoryT:
             if problem := self._clash(name):
@@ -97,24 +97,24 @@ class Registry(Generic[T]):
         return register
 
     def unregister(self, name: str) -> None:
-        """Forget what was registered under a name in Python."""
+        """Remove a name that was registered in Python."""
         self._added.pop(name, None)
 
     def names(self) -> list[str]:
-        """Every name that is known; nothing is imported for that."""
+        """All known names; imports nothing."""
         return sorted({*self.also, *self._builtin, *self.added()})
 
     def added(self) -> list[str]:
-        """The names that are known and not the package's own."""
+        """Known names that are not built-in."""
         announced = {name for name in entry_points(self.group) if not self._clash(name)}
         return sorted(self._added.keys() | announced)
 
     def own(self) -> dict[str, T]:
-        """The package's own, by name."""
+        """The built-in objects by name."""
         return dict(self._builtin)
 
     def problem(self, name: str) -> str | None:
-        """Why a name is not accepted, or None. What it names is imported."""
+        """Why a name is not accepted, or None; imports the named object."""
         if name in self.also:
             return None
         try:
@@ -124,7 +124,7 @@ class Registry(Generic[T]):
         return None
 
     def get(self, name: str) -> T:
-        """What has that name; a `ConfigError` if there is no such thing or it cannot be imported."""
+        """The object with that name; a `ConfigError` if it is unknown or cannot be imported."""
         for known in (self._builtin, self._added, self._loaded):
             if name in known:
                 return known[name]
@@ -143,7 +143,7 @@ class Registry(Generic[T]):
         return self._loaded[name]
 
     def make(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str) -> Any:
-        """Call what has that name; arguments that it does not take are refused where they are set."""
+        """Call the factory with that name; if it refuses the arguments, a `ConfigError` names the setting `where`."""
         factory: Any = self.get(name)
         try:
             inspect.signature(factory).bind(*args, **kwargs)
@@ -151,19 +151,19 @@ class Registry(Generic[T]):
             raise ConfigError(
                 f"{where}: the {self.kind} '{name}' cannot be called with {dict(kwargs)}: {error}"
             ) from error
-        except ValueError:  # a factory that does not tell its arguments
+        except ValueError:  # a factory without a signature
             pass
         try:
             return factory(*args, **kwargs)
         except RLTrainingError:
             raise
-        except Exception as error:  # the code of others
+        except Exception as error:  # plug-in code may raise anything
             raise ConfigError(
                 f"{where}: the {self.kind} '{name}' cannot be made with {dict(kwargs)}: {type(error).__name__}: {error}"
             ) from error
 
     def origin(self, name: str) -> Origin | None:
-        """Where something known comes from; None if it is the package's own."""
+        """Where a known name comes from; None if it is built-in."""
         if name in self._builtin or name in self.also:
             return None
         entries = entry_points(self.group).get(name, [])
@@ -226,4 +226,4 @@ LOGGERS: Registry[Callable[..., Any]] = Registry("logger", "rl_training.loggers"
 REGISTRIES: dict[str, Registry[Any]] = {
     registry.kind: registry for registry in (ENCODERS, NETWORKS, OPTIMIZERS, SAMPLERS, LOGGERS)
 }
-"""All of them by kind; the one of algorithms joins when it is imported."""
+"""All registries by kind; the one for algorithms is added when it is imported."""

@@ -1,4 +1,4 @@
-"""Owned, named random streams: a new consumer never shifts another's numbers."""
+"""Named random streams with one owner each: a new consumer never changes another's numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def random_stream(seed: int, name: str, index: int = 0) -> np.random.Generator:
-    """The stream of that name under a run's seed. Numpy generators, because their state is a few plain integers.
+    """The random stream with that name for a run's seed, as a numpy generator: its state is a few plain integers.
 
     Example:
         >>> a, b = random_stream(1, "policy"), random_stream(1, "policy")

@@ -51,7 +51,7 @@ class Linear(Schedule):
     until: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse a line that never ends."""
+        """Refuse an `until` outside (0, 1]."""
         if not 0 < self.until <= 1:
             raise ValueError(f"until must be in (0, 1], got {self.until}")
 

@@ -1,4 +1,4 @@
-"""Settings: documented dataclass fields, written once, from which flags, keywords, checks and docs tables are made."""
+"""Settings: documented dataclass fields, the single source of flags, keywords, checks and docs tables."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Range:
-    """Search between two numbers, both included; with `log`, factors count instead of differences.
+    """Search between two numbers, both included; with `log`, on a logarithmic scale.
 
-    Whole numbers if both are. Of a schedule, its largest value is searched; the others keep their ratio to it.
+    Searches integers if both bounds are integers. For a schedule, its largest value is searched; the others keep their
+    ratio to it.
     """
 
     low: float
@@ -26,7 +27,7 @@ class Range:
     log: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a range that has nothing in it."""
+        """Refuse an empty range."""
         if not self.low <= self.high:
             raise ValueError(f"low must be at most high, got {self.low} and {self.high}")
         if self.log and self.low <= 0:
@@ -40,24 +41,24 @@ class Choices:
     values: tuple[Any, ...]
 
     def __post_init__(self) -> None:
-        """Refuse a choice of nothing."""
+        """Refuse an empty choice."""
         if not self.values:
             raise ValueError("a choice needs at least one value")
 
 
 @dataclass(frozen=True)
 class SameAs:
-    """Take whatever another setting is given (its name as it is for users, from the algorithm's config on)."""
+    """Use the value of another setting; `name` is its user-facing name, relative to the algorithm's config."""
 
     name: str
 
 
 Search = Range | Choices | SameAs
-"""What a search may give a setting."""
+"""Search space of a setting."""
 
 
 def uniform(low: float, high: float) -> Range:
-    """Search real numbers between two, all equally likely.
+    """Search real numbers between `low` and `high`, uniformly.
 
     Example:
         >>> setting(0.2, "Clip.", gt=0, search=uniform(0.1, 0.4)).metadata["search"].high
@@ -67,12 +68,12 @@ def uniform(low: float, high: float) -> Range:
 
 
 def log_uniform(low: float, high: float) -> Range:
-    """Search real numbers between two, all orders of magnitude equally likely: learning rates, small coefficients."""
+    """Search real numbers on a logarithmic scale, such as learning rates and small coefficients."""
     return Range(float(low), float(high), log=True)
 
 
 def integers(low: int, high: int, *, log: bool = False) -> Range:
-    """Search whole numbers between two."""
+    """Search integers between `low` and `high`."""
     return Range(int(low), int(high), log)
 
 
@@ -94,13 +95,13 @@ def setting(
     registry: Registry[Any] | None = None,
     added_later: bool = False,
 ) -> Any:
-    """A dataclass field with its documentation, its range, and what a search for good settings may give it.
+    """A dataclass field with its documentation, its valid range and its search space.
 
-    With `registry`, its value is a name that is known there. One that is `added_later` than results were measured, and
-    whose default is what was done before, does not make these results those of other settings.
+    With `registry`, the value must be a name in that registry. `added_later` marks a setting that was added after
+    results were measured and whose default keeps the earlier behaviour: those results stay valid.
 
-    For a section or a schedule, `search` maps names of its parts to what these may be given; a part that is None is not
-    searched, whatever the section itself says.
+    For a section or a schedule, `search` maps the names of its fields to search spaces; a field mapped to None is not
+    searched, even if the section declares a search space for it.
 
     Example:
         >>> @documented

@@ -1,4 +1,4 @@
-"""What algorithms and environments announce about themselves."""
+"""Specifications of algorithms and environments, and base classes of algorithm configs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rl_training.contracts.algorithm import Algorithm
 
 BoxActions = Literal["clip", "rescale", "squash"]
-"""How a policy's real-valued action becomes one within the bounds of a Box space (see `envs.actions`)."""
+"""How a policy's real-valued action is mapped into the bounds of a Box space (see `envs.actions`)."""
 
 
 ACTION_MASK = "action_mask"
@@ -34,9 +34,9 @@ class Regime(Enum):
 
 @dataclass(frozen=True)
 class FrameStack:
-    """Observations that are the last few frames, oldest first: each but the newest was the newest one earlier.
+    """Observations that stack the last `size` frames, oldest first.
 
-    Before the beginning of an episode there is either blackness (`zero`) or the first frame again (`first`).
+    At the start of an episode, missing frames are zeros (`zero`) or copies of the first frame (`first`).
     """
 
     size: int
@@ -45,15 +45,15 @@ class FrameStack:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """All that a learner may know about an environment."""
+    """Everything that an algorithm may know about an environment."""
 
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
     env_id: str = "environment"
     action_masks: bool = False
-    """Whether observations have an entry that says which actions are valid, and invalid ones are never taken."""
+    """Whether observations contain an action mask; invalid actions are then never taken."""
     frame_stack: FrameStack | None = None
-    """How observations repeat what was seen before, so that replay need not."""
+    """How observations stack frames, so that the replay buffer stores each frame once."""
 
 
 @documented
@@ -64,7 +64,7 @@ class AlgorithmConfig:
     gamma: float = setting(0.99, "Discount factor.", ge=0, le=1, search=choices(0.9, 0.95, 0.98, 0.99, 0.995, 0.999))
 
     def problems(self) -> list[str]:
-        """Combinations of settings that cannot work, as sentences that begin with the setting's name."""
+        """Invalid combinations of settings, as sentences that begin with the setting's name."""
         return []
 
     def unused(self) -> set[str]:
@@ -72,7 +72,7 @@ class AlgorithmConfig:
         return set()
 
     def rows_per_update(self, num_envs: int) -> int:
-        """Transitions in one gradient step; by which the number of threads is chosen."""
+        """Transitions per gradient step; the number of threads is chosen from it."""
         raise NotImplementedError
 
 
@@ -86,7 +86,7 @@ class OnPolicyConfig(AlgorithmConfig):
     )
 
     def rows_per_update(self, num_envs: int) -> int:
-        """See `AlgorithmConfig.rows_per_update`; a whole rollout, unless it is split."""
+        """See `AlgorithmConfig.rows_per_update`; a whole rollout, unless it is split into minibatches."""
         return self.num_steps * num_envs
 
 
@@ -175,6 +175,6 @@ class AlgorithmSpec:
     paper: str
     default_num_envs: int = 1
     layer: Literal["core", "contrib", "plugin"] = "core"
-    """The stability promise: core and contrib are this package's; all that is registered by others is a plugin."""
+    """Stability level: core and contrib belong to this package; everything that others register is a plugin."""
     needs_images: bool = False
-    """Whether it learns from pixels only, and refuses observations without any."""
+    """Whether it learns only from pixels and refuses observations without images."""

@@ -1,13 +1,13 @@
-"""State that lives across a checkpoint, gathered by walking types instead of lists of names.
+"""State that checkpoints save, collected from attributes by their types instead of from lists of names.
 
 A `Stateful` object's state is found in its attributes:
 
 - other `Stateful` objects, `torch.nn.Module`s, numpy and torch random generators, tensors and arrays;
 - lists and dicts of `Stateful` objects;
-- for a dataclass, every field, so counters belong into a dataclass.
+- for a dataclass, every field, so counters belong in a dataclass.
 
-Plain numbers and strings of other classes are settings, not state. What a class keeps only as scratch space it names
-in `transient`.
+Plain numbers and strings of other classes are settings, not state. A class lists its scratch attributes in
+`transient`.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from rl_training.contracts.errors import CheckpointError
 
 PLAIN = (bool, int, float, str, type(None))
 MAX_NUMBER = 2**63
-"""No counter is larger."""
+"""Upper limit of counters."""
 
 
 @dataclasses.dataclass(eq=False)
 class Segment:
-    """A part of a state that is large and only grows, such as a stretch of replay: kept in a file of its own.
+    """A large, append-only part of a state, such as a range of replay rows, stored in its own file.
 
     A segment with a `file` is not written again: later checkpoints share that file.
     """
 
     tensors: Callable[[], dict[str, torch.Tensor]]
-    """What it holds, as views of memory or read from its file; asked for only when it is written or restored."""
+    """Its contents, as views of memory or read from its file; called only when it is written or restored."""
     complete: bool = True
     """Whether it will never change, so that its file may be shared."""
     file: Path | None = None
     sha256: str = ""
     stamp: tuple[int, int] = (0, 0)
-    """Inode and time of the file, by which it is known that no other one has taken its place."""
+    """Inode and time of the file, to detect whether another file has replaced it."""
     unverified: int = 0
     """Checkpoints that shared the file since its checksum was last compared."""
 
 
 class Stateful:
-    """Anything whose state a checkpoint keeps.
+    """Base class of objects whose state checkpoints save.
 
     Example:
         >>> @dataclasses.dataclass
@@ -73,7 +73,7 @@ class Stateful:
         return {name: _capture(value) for name, value in _state_items(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave. Unknown, missing or mistyped entries raise `CheckpointError`."""
+        """Restore what `state_dict` returned; unknown, missing or mistyped entries raise `CheckpointError`."""
         items, hints = dict(_state_items(self)), _hints(type(self))
         check_keys(type(self).__name__, items.keys(), state)
         for name, value in items.items():
@@ -83,7 +83,7 @@ class Stateful:
 
 
 def check_keys(owner: str, expected: Any, found: Any) -> None:
-    """Refuse a state whose names are not exactly the expected ones."""
+    """Refuse a state whose keys are not exactly the expected ones."""
     if not isinstance(found, Mapping):
         raise CheckpointError(f"the saved state does not fit {owner}: it is no mapping but {found!r:.60}")
     missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
@@ -94,7 +94,7 @@ def check_keys(owner: str, expected: Any, found: Any) -> None:
 
 
 def same_state(one: Any, other: Any) -> bool:
-    """Whether two states hold the same, to the bit: also the same types, and NaN where there is NaN.
+    """Whether two states are bitwise equal, including types; NaN equals NaN.
 
     Example:
         >>> same_state({"a": [1, float("nan")]}, {"a": [1, float("nan")]}), same_state([1], [1.0])
@@ -210,22 +210,22 @@ def _restore(where: str, current: Any, saved: Any, hint: Any = Any) -> Any:
 
 
 def _hints(cls: type[Any]) -> dict[str, Any]:
-    """What a dataclass says about the types of its fields."""
+    """Type hints of a dataclass's fields."""
     try:
         return typing.get_type_hints(cls) if dataclasses.is_dataclass(cls) else {}
-    except NameError:  # names that only a type checker knows
+    except NameError:  # names imported only for type checking
         return {}
 
 
 def check_plain(where: str, hint: Any, saved: Any, current: Any = ...) -> None:
-    """Refuse plain data of another type than was announced (or than there is now, where no type fits)."""
+    """Refuse plain data that matches neither the type hint nor the type of the current value."""
     if not _fits(hint, saved) and not (type(saved) is type(current) and _fits(type(saved), saved)):
         expected = getattr(hint, "__name__", hint) if not typing.get_args(hint) else hint
         raise CheckpointError(f"{where} is of type {expected}, the checkpoint has {saved!r:.60}")
 
 
 def _fits(hint: Any, value: Any) -> bool:
-    """Whether plain data has the type that is asked for; what is not plain data is checked where it is restored."""
+    """Whether plain data matches a type hint; other data is checked where it is restored."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(arg, value) for arg in args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Text without characters that a terminal would act on, which a file may hold; they are shown as in Python.
+    r"""Text with control characters, which a terminal would interpret, replaced by Python escapes.
 
     Example:
         >>> printable("a\x1b[31mb\n")

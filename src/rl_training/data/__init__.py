@@ -1,1 +1,1 @@
-"""Storage that keeps time, ways to sample it, and running statistics."""
+"""Rollout and replay buffers, samplers, and running statistics."""

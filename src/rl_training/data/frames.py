@@ -1,4 +1,4 @@
-"""Stacks of frames: what replay must know of them to store each frame once."""
+"""Frame stacks: helpers with which the replay buffer stores each frame once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def newest(stacks: ArrayObservation) -> ArrayObservation:
 
 
 def follow(stacks: ArrayObservation, later: ArrayObservation) -> BoolArray:
-    """Which of `later` [N] are the stacks one frame later."""
+    """Which of `later` [N] continue `stacks` by one frame."""
     return equal(map_observation(lambda x: x[:, 1:], stacks), map_observation(lambda x: x[:, :-1], later))
 
 
 def begin(stacks: ArrayObservation, stack: FrameStack) -> BoolArray:
-    """Which stacks [N] hold a single frame: the first of an episode."""
+    """Which stacks [N] hold a single frame and padding: the first frame of an episode."""
     older = map_observation(lambda x: x[:, :-1], stacks)
     if stack.padding == "zero":
         return equal(older, map_observation(np.zeros_like, older))
@@ -28,7 +28,7 @@ def begin(stacks: ArrayObservation, stack: FrameStack) -> BoolArray:
 
 
 def check(found: BoolArray, stack: FrameStack) -> None:
-    """Refuse observations that are not what they were said to be."""
+    """Refuse observations that are not frame stacks as declared."""
     if not found.all():
         raise DataError(
             f"observations were said to be stacks of the last {stack.size} frames, but environment "
@@ -37,7 +37,7 @@ def check(found: BoolArray, stack: FrameStack) -> None:
 
 
 def equal(a: ArrayObservation, b: ArrayObservation) -> BoolArray:
-    """Rows [N] that are equal in all parts, as the dtypes of `a` can tell: replay keeps float64 as float32."""
+    """Which rows [N] are equal in all parts, in the dtypes of `a`: the replay buffer stores float64 as float32."""
     if isinstance(a, dict):
         assert isinstance(b, dict)
         found: BoolArray = np.logical_and.reduce([_rows_equal(a[key], b[key]) for key in a])

@@ -1,4 +1,4 @@
-"""Hindsight experience replay (Andrychowicz et al. 2017): transitions as if what was reached had been the goal."""
+"""Hindsight experience replay (Andrychowicz et al. 2017): relabels transitions with goals that were achieved."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rl_training.data.replay_buffer import Indices, ReplayBuffer, Window
 
 Strategy = Literal["future", "final", "episode"]
 GoalFn = Callable[[AnyArray, AnyArray], AnyArray]
-"""A function of achieved and desired goals [M, ...] with a result [M]: a reward, or whether the episode is over."""
+"""Maps achieved and desired goals [M, ...] to rewards [M], or to whether the episode is over [M]."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Goals:
 
 
 class Hindsight(Stateful):
-    """Replaces the desired goal of a share of the transitions by one that the same episode achieved.
+    """Replaces the desired goal of a share of the transitions with one that was achieved in the same episode.
 
-    Strategies: `future` takes what was achieved at a random step from this one on, `final` at the episode's last step,
-    `episode` at any of its steps. An episode in flight counts as far as it has come. Rewards are computed anew; where
-    the environment has a `compute_terminated`, so is termination, and an episode that ended only because it reached its
-    own goal goes on as truncated under another one. Otherwise termination stays as it was.
+    Strategies: `future` takes the goal achieved at a random step from this one on, `final` at the episode's last step,
+    `episode` at any of its steps. An unfinished episode counts up to its newest step. Rewards are recomputed. If the
+    environment has `compute_terminated`, so is termination, and an episode that ended only because it reached its own
+    goal counts as truncated under the new one. Otherwise termination is unchanged.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Hindsight(Stateful):
     def relabel(
         self, buffer: ReplayBuffer, window: Window, goals: Goals, reward: AnyArray, terminated: BoolArray
     ) -> tuple[AnyArray, BoolArray, BoolArray]:
-        """Rewards, termination and use [B, n] of the steps of a window under the new goals."""
+        """Rewards, termination and the `used` mask [B, n] of the steps of a window under the new goals."""
         if not goals.rows.size:
             return reward, terminated, window.used
         index, used = window.steps[goals.rows], window.used.copy()

@@ -1,4 +1,4 @@
-"""Running normalisation of observations and rewards: part of the saved state, frozen in evaluation."""
+"""Running normalisation of observations and rewards; saved in checkpoints, frozen during evaluation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 class RunningMoments(Stateful):
-    """Mean and variance of everything seen, by Chan et al.'s parallel update, in float64."""
+    """Running mean and variance, by Chan et al.'s parallel update, in float64."""
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         self.mean: Float64 = np.zeros(shape, np.float64)
@@ -23,7 +23,7 @@ class RunningMoments(Stateful):
         self.count: Float64 = np.zeros((), np.float64)
 
     def update(self, batch: AnyArray) -> None:
-        """Take in a batch [B, ...]."""
+        """Update the statistics with a batch [B, ...]."""
         if len(batch) == 0:
             return
         batch = batch.astype(np.float64, copy=False)
@@ -39,7 +39,7 @@ class RunningMoments(Stateful):
 class ObservationNormalizer(Stateful):
     """Scales real-valued observations to zero mean and unit variance, and clips them.
 
-    Only Box entries of floating type are touched; images, codes and bits pass as they are.
+    Only floating-point Box entries are normalised; images, discrete and binary entries are unchanged.
     """
 
     def __init__(self, space: spaces.Space[Any], clip: float = 10.0, eps: float = 1e-8) -> None:
@@ -52,12 +52,12 @@ class ObservationNormalizer(Stateful):
         }
 
     def update(self, obs: ArrayObservation) -> None:
-        """Take in a batch of observations."""
+        """Update the statistics with a batch of observations."""
         for key, moments in self.moments.items():
             moments.update(obs[key] if isinstance(obs, dict) else obs)
 
     def __call__(self, obs: ArrayObservation) -> ArrayObservation:
-        """Normalised observations (float32), with the statistics as they are."""
+        """Normalised observations (float32), without updating the statistics."""
         if isinstance(obs, dict):
             return {key: self._normalize(key, value) for key, value in obs.items()}
         return self._normalize("", obs)
@@ -81,17 +81,17 @@ class RewardNormalizer(Stateful):
         self.returns: Float64 = np.zeros(num_envs, np.float64)
 
     def restart(self) -> None:
-        """Forget returns in flight (all environments were reset)."""
+        """Clear the running returns (all environments were reset)."""
         self.returns[:] = 0.0
 
     def __call__(self, reward: AnyArray, ended: BoolArray, valid: BoolArray) -> AnyArray:
-        """Normalised rewards [N]; takes them into the statistics."""
+        """Normalised rewards [N], after updating the statistics with them."""
         self.returns[valid] = self.returns[valid] * self.gamma + reward[valid]
         self.moments.update(self.returns[valid])
         self.returns[ended] = 0.0
         return self.scale(reward)
 
     def scale(self, reward: AnyArray) -> AnyArray:
-        """Normalised rewards of any shape, with the statistics as they are."""
+        """Normalised rewards of any shape, without updating the statistics."""
         scaled = reward / np.sqrt(self.moments.var + self.eps)
         return np.clip(scaled, -self.clip, self.clip).astype(np.float32)

@@ -1,10 +1,11 @@
-"""Replay that keeps time: a ring of steps in which every observation is stored once.
+"""Replay buffer in time order: a ring buffer of steps in which every observation is stored once.
 
-The ring has one row per step of all N environments. A transition's next observation is the next row's observation; only
-where an episode ended, that row belongs to another episode, and the true last observation is kept apart. Because time
-is kept, n-step returns, whole episodes and hindsight are questions asked when sampling, not other kinds of storage.
+The ring has one row per step of all N environments. A transition's next observation is the next row's observation.
+Where an episode ended, that row belongs to the next episode, and the true last observation is stored separately.
+Because rows are in time order, n-step returns, whole episodes and hindsight are computed when sampling and need no
+storage of their own.
 
-Observations that are stacks of frames are stored frame by frame, and the stacks rebuilt from the rows before.
+Stacked frames are stored frame by frame, and the stacks are rebuilt from the preceding rows.
 """
 
 from __future__ import annotations
@@ -31,30 +32,29 @@ from rl_training.data import frames
 Indices = npt.NDArray[np.int64]
 
 SEGMENT_BYTES = 32 * 2**20
-"""How much of the replay goes into one file: what a checkpoint writes again is at most this."""
+"""Size of one replay file; a checkpoint rewrites at most this much."""
 
 
 class OtherNumberOfEnvsError(CheckpointError):
-    """A saved replay whose rows have another width."""
+    """A saved replay buffer of another number of environments."""
 
 
 class Window(NamedTuple):
-    """The n steps from each of B transitions on [B, n], and which of them belong to the n-step return."""
+    """The n steps [B, n] that start at each of B transitions, and which of them belong to the n-step return."""
 
     steps: Indices
     used: BoolArray
 
 
 class ReplayBuffer(Stateful):
-    """The newest `capacity` transitions of N environments, in the order in which they happened.
+    """The newest `capacity` transitions of N environments, in time order.
 
-    Transitions are named by one number, `row * num_envs + environment`, where rows are reused round the ring. Columns
-    (`reward`, `action`, ...) are indexed by it. `terminated` and `truncated` are separate, and `valid` is false where
-    a next-step environment only reset itself. Observations are raw, as the environment showed them; those in float64
-    are kept as float32.
+    The index of a transition is `row * num_envs + environment`; the ring reuses rows. Columns (`reward`, `action`, ...)
+    are indexed by it. `terminated` and `truncated` are separate. With next-step autoreset, `valid` is false where the
+    environment only reset itself. Observations are raw, before normalisation; float64 is stored as float32.
 
-    With a frame stack of K (see `EnvSpec.frame_stack`), `obs` holds the newest frame of each row, and `age` how many of
-    the rows before belong to its stack; the ring is K - 1 rows longer, for the stacks of its oldest ones.
+    With a frame stack of K (see `EnvSpec.frame_stack`), `obs` holds the newest frame of each row, and `age` how many
+    preceding rows belong to its stack; the ring is K - 1 rows longer, for the stacks of its oldest rows.
 
     Example:
         >>> spec = EnvSpec(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
@@ -82,31 +82,31 @@ class ReplayBuffer(Stateful):
         self.obs = map_observation(self._column, layout)
         self.is_stacked = spec.frame_stack is not None
         self.age = self._column(_Layout((), np.uint8 if self.stack.size < 256 else np.int32))
-        """How many rows before this one belong to its stack of frames."""
+        """How many preceding rows belong to this row's frame stack."""
         self.shown: ArrayObservation | None = None
-        """What the environments showed last: the very object, so that a step which goes on from it is known."""
+        """The last observation object: a step whose `obs` is this object continues from it."""
         self.action_space = spec.action_space
         self.action = self._column(_action_layout(spec.action_space))
         self.reward = self._column(_Layout((), np.float32))
         self.terminated, self.truncated, self.valid = (self._column(_Layout((), np.bool_)) for _ in range(3))
         self.final_row = self._column(_Layout((), np.int32))
-        """Where in `final_obs` the true last observation lies, of transitions that ended an episode; -1 for others."""
+        """Row in `final_obs` of the true last observation, for transitions that ended an episode; -1 for others."""
         self.final_row[:] = -1
         self.final_obs = map_observation(lambda column: column[:0].copy(), self.obs)
         self.free_finals: list[int] = []
 
         self.added = 0
-        """Rows ever added: the time of the next one."""
+        """Rows ever added, which is the time of the next one."""
         self.begin = 0
-        """Time of the first row that this buffer ever had; later than 0 if it was loaded from a smaller one."""
+        """Time of the first row that this buffer ever held; later than 0 if it was loaded from a smaller one."""
         self.num_invalid = 0
         self.ends: list[list[int]] = [[] for _ in range(num_envs)]
         """Times at which each environment's episodes ended, oldest first."""
         self.segments: dict[int, Segment] = {}
-        """Stretches that are in files already, by their number."""
+        """Segments that are already saved in files, by number."""
 
     def _column(self, layout: _Layout) -> AnyArray:
-        return np.zeros((self.num_slots, *layout.shape), layout.dtype)  # the system gives memory when it is written to
+        return np.zeros((self.num_slots, *layout.shape), layout.dtype)  # the OS allocates memory on first write
 
     @property
     def oldest(self) -> int:
@@ -120,14 +120,14 @@ class ReplayBuffer(Stateful):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of a full buffer, without last observations of episodes."""
+        """Memory of a full buffer, without the final observations of episodes."""
         columns = [self.action, self.reward, self.terminated, self.truncated, self.valid, self.final_row]
         return sum(column.nbytes for column in (*columns, *_arrays(self.obs)))
 
     # Writing
 
     def add(self, step: Step) -> None:
-        """Write one step of all environments, and after it what they show next."""
+        """Write one step of all environments, and their next observations into the following row."""
         here, after = self._slots(self.added), self._slots(self.added + 1)
         if self.added - self.oldest == self.num_rows:
             self._forget(self._slots(self.oldest))
@@ -152,7 +152,7 @@ class ReplayBuffer(Stateful):
         self.added += 1
 
     def _write_frames(self, here: slice, after: slice, step: Step) -> None:
-        """The newest frames, and how far back their stacks reach."""
+        """Write the newest frames, and how far back their stacks reach."""
         if step.obs is not self.shown:  # the first step, or after a reset or a resume
             known = np.arange(here.start, here.stop)
             goes_on = frames.equal(self.observations(known), step.obs)
@@ -170,7 +170,7 @@ class ReplayBuffer(Stateful):
         return slice(start, start + self.num_envs)
 
     def _end(self, env: int, final_obs: ArrayObservation) -> None:
-        """Note the end of an episode in the row that is being written."""
+        """Record the end of an episode in the row that is being written."""
         if not self.free_finals:
             used = len(_arrays(self.final_obs)[0])
             grown = max(64, used)
@@ -184,7 +184,7 @@ class ReplayBuffer(Stateful):
         self.ends[env].append(self.added)
 
     def _forget(self, slots: slice) -> None:
-        """Let go of what else belongs to the oldest row, which is no longer a row of the buffer."""
+        """Free what belongs to the oldest row, which leaves the buffer."""
         time = self.oldest
         self.num_invalid -= int(self.num_envs - np.count_nonzero(self.valid[slots]))
         for env in np.flatnonzero(self.final_row[slots] >= 0):
@@ -193,7 +193,7 @@ class ReplayBuffer(Stateful):
             del self.ends[env][: bisect.bisect_right(self.ends[env], time)]
 
     def close_episodes(self) -> None:
-        """End the episodes in flight as truncated where they are: what follows belongs to new ones."""
+        """Mark unfinished episodes as truncated at the newest row; later steps belong to new episodes."""
         if self.added == self.oldest:
             return
         self.added -= 1
@@ -209,38 +209,38 @@ class ReplayBuffer(Stateful):
     # Reading
 
     def everything(self) -> Indices:
-        """All rows, oldest first, also those that are not valid."""
+        """Indices of all rows, oldest first, including invalid ones."""
         return self.rows(np.arange(self.oldest, self.added))
 
     def rows(self, times: Indices) -> Indices:
-        """All transitions of these times, row by row."""
+        """Indices of all transitions at these times, row by row."""
         return self.at(times[:, None], np.arange(self.num_envs)).reshape(-1)
 
     def pick(self, positions: Indices) -> Indices:
-        """The transitions at positions counted from the oldest row (N to a row)."""
+        """Indices of the transitions at positions counted from the oldest row (N per row)."""
         start = (self.oldest % self.ring) * self.num_envs
         return (positions + start) % self.num_slots
 
     def observations(self, index: Indices) -> ArrayObservation:
-        """What was seen before these steps."""
+        """Observations before these steps."""
         rows, missing = self._frames(index) if self.is_stacked else (index, None)
         return self._stacks(rows, missing)
 
     def next_observations(self, index: Indices) -> ArrayObservation:
-        """What was really seen after these steps, also where an episode ended."""
+        """True next observations of these steps, also where an episode ended."""
         following = (index + self.num_envs) % self.num_slots
         final = self.final_row.take(index)
         ends = np.flatnonzero(final >= 0)
         if not self.is_stacked:
             return self._stacks(following, None, (ends, final[ends]))
-        rows, missing = self._frames(index)  # a frame later, what was second is first
+        rows, missing = self._frames(index)  # one frame later: drop the oldest, append the newest
         rows[:, :-1], rows[:, -1] = rows[:, 1:].copy(), following
         missing[:, :-1], missing[:, -1] = missing[:, 1:].copy(), False
         last = (ends, np.full(ends.size, self.stack.size - 1))
         return self._stacks(rows, missing, (last, final[ends]))
 
     def _frames(self, index: Indices) -> tuple[Indices, BoolArray]:
-        """Where the frames [B, K] seen before these steps are stored, and which of them are none but zeros."""
+        """Where the frames [B, K] of these steps' observations are stored, and which of them are zero padding."""
         back, age = np.arange(self.stack.size - 1, -1, -1), self.age.take(index)[:, None]
         rows = (index[:, None] - np.minimum(back, age) * self.num_envs) % self.num_slots
         return rows, (back > age) & (self.stack.padding == "zero")
@@ -248,7 +248,7 @@ class ReplayBuffer(Stateful):
     def _stacks(
         self, rows: Indices, missing: BoolArray | None, ends: tuple[Any, Indices] | None = None
     ) -> ArrayObservation:
-        """What is stored in these rows; zeros where it is missing, and what was seen last at the ends of episodes."""
+        """Observations of these rows; zeros where `missing`, and final observations at the ends of episodes."""
         places = np.nonzero(missing) if missing is not None and missing.any() else None
 
         def gather(column: AnyArray, finals: AnyArray | None) -> AnyArray:
@@ -267,7 +267,7 @@ class ReplayBuffer(Stateful):
         return gather(self.obs, self.final_obs if has_ends else None)
 
     def window(self, index: Indices, num_steps: int) -> Window:
-        """Up to n steps from each transition on: to the end of its episode or to the newest row, if they come first."""
+        """Up to n steps starting at each transition, ending early at the end of its episode or at the newest row."""
         if num_steps == 1:
             return Window(index[:, None], np.ones((index.size, 1), np.bool_))
         steps = np.arange(num_steps)
@@ -279,7 +279,7 @@ class ReplayBuffer(Stateful):
         return Window(indices, used)
 
     def times(self, index: Indices) -> Indices:
-        """When these steps were made, counted in rows since the beginning."""
+        """Times of these steps, in rows since the first one."""
         newest = self.added - 1
         return newest - (newest - index // self.num_envs) % self.ring
 
@@ -293,18 +293,18 @@ class ReplayBuffer(Stateful):
             bounds[0, row] = ends[place - 1] + 1 if place > 0 else self.oldest
             bounds[1, row] = ends[place] if place < len(ends) else self.added - 1
         first, last = bounds
-        # after its last step a next-step environment has a row that only resets: no part of the next episode
+        # with next-step autoreset, the row after an episode's last step only resets: not part of the next episode
         first += ~self.valid[self.at(first, envs)]
         return first, last
 
     def at(self, times: Indices, envs: Indices) -> Indices:
-        """The transitions of environments at times."""
+        """Indices of the transitions of these environments at these times."""
         return (times % self.ring) * self.num_envs + envs
 
     # Files
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as stretches in files of their own; those that were saved before are not written again."""
+        """The whole buffer, as segments with a file each; segments that were saved before are not written again."""
         first, last = self.oldest // self.segment_rows, -(-self.added // self.segment_rows)
         self.segments = {number: segment for number, segment in self.segments.items() if number >= first}
         state = {
@@ -321,7 +321,7 @@ class ReplayBuffer(Stateful):
         return state
 
     def _times_before(self, time: int) -> Indices:
-        """The rows before a time that its stacks may reach back to."""
+        """Times of the preceding rows that the frame stacks at a time may need."""
         return np.arange(time - self.stack.size + 1, time)
 
     def _segment(self, number: int) -> Segment:
@@ -334,7 +334,7 @@ class ReplayBuffer(Stateful):
         return segment
 
     def _stretch(self, start: int, stop: int) -> dict[str, Tensor]:
-        """The rows of a stretch of time that are still there, as views."""
+        """The rows of a time range that are still in the buffer, as views."""
         start, stop = max(start, self.oldest), min(stop, self.added)
         slots = slice(self._slots(start).start, self._slots(stop - 1).stop)
         ended = np.flatnonzero(self.final_row[slots] >= 0)
@@ -349,7 +349,7 @@ class ReplayBuffer(Stateful):
         return {**{name: getattr(self, name) for name in names}, **_named(self.obs, "obs")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave, also from a buffer of another size: the newest rows that fit."""
+        """Restore what `state_dict` returned; from a buffer of another size, the newest rows that fit."""
         stacked = ("next_age", "earlier") if self.is_stacked else ()
         check_keys("the replay", ("num_envs", "added", "oldest", "next_obs", "segments", *stacked), state)
         for name in ("num_envs", "added", "oldest"):
@@ -377,7 +377,7 @@ class ReplayBuffer(Stateful):
             self.age[after] = np.minimum(state["next_age"], self.stack.size - 1)
 
     def _load_rows(self, which: str, slots: Indices, obs: ArrayObservation) -> None:
-        """Observations that are not part of the segments."""
+        """Restore observations that are not part of the segments."""
         saved, columns = _named(obs, "obs"), _named(self.obs, "obs")
         check_keys(f"the replay's {which} observations", columns, saved)
         for name, column in columns.items():
@@ -395,7 +395,7 @@ class ReplayBuffer(Stateful):
         self.ends = [[] for _ in range(self.num_envs)]
 
     def _load_segment(self, segment: Segment, loaded_to: int | None) -> int:
-        """Copy one stretch into its place, right after the one before it; returns where it ends."""
+        """Copy one segment into its place, directly after the previous one; returns the time at which it ends."""
         saved = segment.tensors()
         columns = self._columns()
         finals = {f"final_{name}": x for name, x in _named(self.final_obs, "obs").items()}
@@ -423,7 +423,7 @@ class ReplayBuffer(Stateful):
         self._load_ends(saved, finals, start, first)
         valid = saved["valid"].numpy()[skipped:]
         self.num_invalid += int(valid.size - np.count_nonzero(valid))
-        # saved in stretches of another length, only the oldest one may begin elsewhere than those of this buffer do
+        # reuse the file only if it is aligned with this buffer's segments; only the oldest may begin elsewhere
         number = stop // self.segment_rows - 1
         begins = number * self.segment_rows
         if stop % self.segment_rows == 0 and (start == begins or max(start, begins) <= self.oldest):
@@ -432,7 +432,7 @@ class ReplayBuffer(Stateful):
         return stop
 
     def _load_older_frames(self, saved: dict[str, Tensor], start: int, stop: int) -> None:
-        """From a larger buffer: the frames of rows that do not fit, as far as the stacks of later ones need them."""
+        """From a larger buffer: restore the frames of rows that do not fit but that later frame stacks need."""
         times = self._times_before(self.begin)
         times = times[(start <= times) & (times < stop)]
         if times.size:

@@ -1,4 +1,4 @@
-"""The rollout of an on-policy iteration: [T, N] rows in the order in which they happened."""
+"""Rollout buffer of an on-policy iteration: [T, N] rows in time order."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rl_training.functional.returns import gae
 
 Shape = tuple[int, ...]
 WRITTEN = ("actions", "logprobs", "rewards", "values", "dones", "truncated", "valid")
-"""What is written step by step; through arrays on the same memory, which are quicker to write to."""
+"""Columns that are written at every step, through numpy arrays on the same memory, which are faster to write."""
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """Images of bytes with their channels last in memory, as convolutions want them; anything else as it is.
+    """Convert uint8 images to the channels-last memory format for convolutions; return anything else unchanged.
 
-    Done here it is done once, and not by the encoder for every minibatch of every epoch.
+    Done once here, instead of in the encoder for every minibatch of every epoch.
     """
     is_image = images.dtype == torch.uint8 and images.ndim == 4 and images.shape[1] < min(images.shape[2:])
     return images.contiguous(memory_format=torch.channels_last) if is_image else images
@@ -36,11 +36,12 @@ class RolloutBuffer(Stateful):
     """Rows `obs, actions, logprobs, rewards, dones, values`, and `advantages, returns` once computed; all [T, N, ...].
 
     `dones` marks rows in which an episode ended; `truncated` those of them that were cut by a limit and therefore
-    bootstrap from `final_values`, the value of the episode's true last observation. `valid` is false where a next-step
-    environment only reset itself. `obs` holds what the policy saw, because the log-probabilities belong to it.
+    bootstrap from `final_values`, the value of the episode's true last observation. With next-step autoreset, `valid`
+    is false where the environment only reset itself. `obs` holds the policy's inputs, from which the log-probabilities
+    were computed.
 
-    The buffer is full at the end of `collect` and consumed by `update` in the same iteration, so it has no state that
-    would outlive a checkpoint.
+    The buffer is full at the end of `collect` and consumed by `update` in the same iteration, so checkpoints save
+    nothing of it.
 
     Example:
         >>> buffer = RolloutBuffer(num_steps=2, num_envs=1, obs_shape=(4,), action_shape=())
@@ -142,9 +143,9 @@ class RolloutBuffer(Stateful):
         self.size += 1
 
     def score(self, policy: Policy, device: torch.device) -> None:
-        """Store log-probabilities and values by the policy that acted, for all rows at once, unless acting gave them.
+        """Compute log-probabilities and values of all rows with the policy that acted, unless acting returned them.
 
-        Called before the policy learns: behaviour log-probabilities belong to the weights that acted.
+        Called before the update: behaviour log-probabilities belong to the weights that acted.
         """
         if self.has_scores:
             return
@@ -195,7 +196,7 @@ class RolloutBuffer(Stateful):
         )
 
     def episode_starts(self) -> Tensor:
-        """Rows [T, N] in which an episode begins; after the end of one, and after a row that only reset."""
+        """Rows [T, N] in which an episode begins: after the end of one, and after a row that only reset."""
         size = self.size or self.num_steps
         starts = self.dones[: size - 1] | ~self.valid[: size - 1]
         return torch.cat([torch.from_numpy(self.first_starts).unsqueeze(0), starts])
@@ -220,7 +221,7 @@ class RolloutBuffer(Stateful):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: a rollout does not outlive its iteration."""
+        """Empty: a rollout is used up within its iteration."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

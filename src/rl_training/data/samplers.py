@@ -1,4 +1,4 @@
-"""Ways to sample replay: which transitions (uniform, prioritised), what they become (n-step, hindsight), mixtures."""
+"""Replay sampling: choice of transitions (uniform, prioritised), n-step returns, hindsight, and mixed batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Float32 = npt.NDArray[np.float32]
 
 
 class Sampler(Protocol):
-    """Takes the steps of a collector and gives batches of transitions."""
+    """Stores the steps of a collector and samples batches of transitions."""
 
     @property
     def ready(self) -> bool:
@@ -33,7 +33,7 @@ class Sampler(Protocol):
         ...
 
     def add(self, step: Step) -> None:
-        """Take one step of all environments."""
+        """Add one step of all environments."""
         ...
 
     def sample(self, batch_size: int, progress: Progress) -> TransitionBatch:
@@ -41,16 +41,16 @@ class Sampler(Protocol):
         ...
 
     def update_priorities(self, indices: Tensor, priorities: Tensor | None) -> None:
-        """Take the errors that an update found in the batch sampled last."""
+        """Update priorities with the errors that an update computed for the last batch."""
         ...
 
     @property
     def buffer(self) -> ReplayBuffer:
-        """Where new steps go."""
+        """The buffer that new steps are added to."""
         ...
 
     def replace(self, buffer: ReplayBuffer) -> None:
-        """Go on with another buffer of the same kind."""
+        """Continue with another buffer of the same kind."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -66,18 +66,18 @@ class Indexer(Protocol):
     """Chooses transitions of a buffer."""
 
     by_priority: ClassVar[bool]
-    """Whether what an update says of transitions matters to it."""
+    """Whether it uses the errors that updates compute."""
 
     def added(self, buffer: ReplayBuffer) -> None:
-        """The buffer has a new row."""
+        """Called when the buffer has a new row."""
         ...
 
     def loaded(self, buffer: ReplayBuffer) -> None:
-        """The buffer has other contents than before."""
+        """Called when the buffer's contents were replaced."""
         ...
 
     def check(self, buffer: ReplayBuffer) -> None:
-        """Refuse a restored state that cannot be that of this buffer."""
+        """Refuse a restored state that does not match this buffer."""
         ...
 
     def draw(self, buffer: ReplayBuffer, batch_size: int, progress: Progress) -> tuple[Indices, Float32]:
@@ -85,15 +85,15 @@ class Indexer(Protocol):
         ...
 
     def update(self, indices: Indices, priorities: AnyArray) -> None:
-        """New errors of transitions."""
+        """Set new errors of transitions."""
         ...
 
 
 def register_sampler(name: str) -> Callable[[FactoryT], FactoryT]:
-    """Make a way to choose transitions available under a name in the `sampler` setting.
+    """Register a sampler under a name for the `sampler` setting.
 
     The class or function is called with the `ReplayBuffer`, a random generator of its own, and `sampler_kwargs` as
-    keyword arguments. It returns an `Indexer`: most easily, an object of a class derived from `UniformIndexer`.
+    keyword arguments. It returns an `Indexer`; the easiest way is to derive a class from `UniformIndexer`.
 
     Example:
         >>> @register_sampler("halves")
@@ -106,7 +106,7 @@ def register_sampler(name: str) -> Callable[[FactoryT], FactoryT]:
 
 
 def make_indexer(name: str, buffer: ReplayBuffer, rng: np.random.Generator, kwargs: Mapping[str, Any]) -> Indexer:
-    """The registered sampler with that name over a buffer; one that lacks something is refused."""
+    """Create the registered sampler with that name for a buffer; an incomplete `Indexer` is refused."""
     indexer: Indexer = SAMPLERS.make(name, (buffer, rng), kwargs, "sampler_kwargs")
     wanted = ("by_priority", "added", "loaded", "check", "draw", "update", "state_dict", "load_state_dict")
     if missing := [part for part in wanted if not hasattr(indexer, part)]:
@@ -119,7 +119,7 @@ def make_indexer(name: str, buffer: ReplayBuffer, rng: np.random.Generator, kwar
 
 
 class UniformIndexer(Stateful):
-    """Every transition is as likely as any other; with replacement."""
+    """Uniform sampling with replacement."""
 
     by_priority: ClassVar[bool] = False
 
@@ -151,8 +151,8 @@ class UniformIndexer(Stateful):
 class PrioritizedIndexer(Stateful):
     """Proportional prioritised replay (Schaul et al. 2016): P(i) = p_i^alpha / sum_k p_k^alpha, p_i = |error_i| + eps.
 
-    Draws are stratified, one from each of B equal parts of the total. The importance weights (n P(i))^-beta are scaled
-    by their largest in the batch. New transitions get the largest priority seen so far, to be sampled at least once.
+    Draws are stratified, one from each of B equal parts of the total. The importance weights (n P(i))^-beta are divided
+    by their maximum in the batch. New transitions get the largest priority so far, to be sampled at least once.
     """
 
     by_priority: ClassVar[bool] = True
@@ -168,7 +168,7 @@ class PrioritizedIndexer(Stateful):
 
     def added(self, buffer: ReplayBuffer) -> None:
         """See `Indexer.added`."""
-        ages = np.array([buffer.added - 1, buffer.added])  # the row after the newest is none
+        ages = np.array([buffer.added - 1, buffer.added])  # the row after the newest is not a transition
         items = buffer.rows(ages)
         values = np.zeros(items.size)
         values[: buffer.num_envs] = buffer.valid[items[: buffer.num_envs]] * self.largest
@@ -178,7 +178,7 @@ class PrioritizedIndexer(Stateful):
         self.tree.set(items, values)
 
     def loaded(self, buffer: ReplayBuffer) -> None:
-        """See `Indexer.loaded`: all begin with the largest priority."""
+        """See `Indexer.loaded`: all transitions start with the largest priority."""
         self.tree = SumTree(buffer.num_slots)
         items = buffer.everything()
         if items.size:
@@ -211,9 +211,9 @@ class PrioritizedIndexer(Stateful):
 
 
 class ReplaySampler(Stateful):
-    """Transitions of one buffer: chosen by an indexer, followed over n steps, relabelled in hindsight, normalised."""
+    """Samples one buffer: choice by an indexer, n-step returns, hindsight relabelling and normalisation."""
 
-    transient: ClassVar[tuple[str, ...]] = ("obs_normalizer", "reward_normalizer")  # the collector's, which saves them
+    transient: ClassVar[tuple[str, ...]] = ("obs_normalizer", "reward_normalizer")  # owned and saved by the collector
 
     def __init__(
         self,
@@ -265,9 +265,9 @@ class ReplaySampler(Stateful):
         )
 
     def _follow(self, index: Indices) -> tuple[AnyArray, Float32, Indices, Goals | None]:
-        """Rewards and discounts [B] from transitions on, the steps at which they end, and goals if any are changed."""
+        """N-step rewards and discounts [B], the last step of each return, and new goals if there is hindsight."""
         buffer = self.buffer
-        if self.n_step == 1 and self.hindsight is None:  # what the rest comes to for a single step
+        if self.n_step == 1 and self.hindsight is None:  # the same as below for a single step, but faster
             reward = self._scaled(buffer.reward.take(index))
             return reward, np.float32(self.gamma) * ~buffer.terminated.take(index), index, None
         window = buffer.window(index, self.n_step)
@@ -316,7 +316,7 @@ class ReplaySampler(Stateful):
 
 
 class MixedSampler(Stateful):
-    """A fixed share of every batch from a second source, such as prior data; new steps go to the first.
+    """Takes a fixed share of every batch from a second sampler, such as prior data; new steps go to the first.
 
     Example: RLPD (Ball et al. 2023) takes half of each batch from an offline dataset.
     """
@@ -340,7 +340,7 @@ class MixedSampler(Stateful):
         self.online.add(step)
 
     def sample(self, batch_size: int, progress: Progress) -> TransitionBatch:
-        """See `Sampler.sample`: the rows of the first source, then those of the second."""
+        """See `Sampler.sample`: the rows of the first sampler, then those of the second."""
         count = self._num_online(batch_size)
         if count in (0, batch_size):
             return (self.online if count else self.prior).sample(batch_size, progress)

@@ -1,4 +1,4 @@
-"""A tree of partial sums: draw one of n items in proportion to its value in O(log n), many at a time."""
+"""Sum tree: samples one of n items in proportion to its value in O(log n), many at a time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Float64 = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 FAN_OUT = 32
-"""Children of a node. Wider than two because a level costs a few calls of numpy, however many items take part in it:
-a million leaves are four levels instead of twenty."""
+"""Children per node. More than two, because a level costs a few numpy calls, however many items are involved: a million
+leaves need four levels instead of twenty."""
 
 
 class SumTree(Stateful):
-    """Values of n items, and their sums level by level; a parent is always the sum of its children, so nothing drifts.
+    """Values of n items and their sums by level; parents are summed from their children, so no errors accumulate.
 
     Example:
         >>> tree = SumTree(4)
@@ -31,7 +31,7 @@ class SumTree(Stateful):
     def __init__(self, num_items: int) -> None:
         self.num_items = num_items
         self.levels: list[Float64] = []
-        """From the leaves to the root; each is filled up with zeros to a multiple of the fan-out."""
+        """From the leaves to the root; each is zero-padded to a multiple of the fan-out."""
         size = num_items
         while size > 1 or not self.levels:
             self.levels.append(np.zeros(-(-size // FAN_OUT) * FAN_OUT, np.float64))
@@ -48,7 +48,7 @@ class SumTree(Stateful):
         return self.levels[0].take(items)
 
     def set(self, items: Indices, values: Float64) -> None:
-        """Give items new values (not negative) and mend the sums above them. Of equal items the last one counts."""
+        """Set the values (not negative) of items and update the sums above; the last of duplicate items counts."""
         self.levels[0][items] = values
         nodes = items
         for below, above in zip(self.levels, self.levels[1:], strict=False):
@@ -58,13 +58,13 @@ class SumTree(Stateful):
             above[nodes] = below.reshape(-1, FAN_OUT).take(nodes, axis=0).sum(axis=1)
 
     def find(self, masses: Float64) -> Indices:
-        """For each number in [0, total): the item in whose stretch of the cumulated values it lies."""
+        """For each number in [0, total), the item whose interval of the cumulative sum contains it."""
         items = np.zeros(masses.shape, np.int64)
         rows = np.arange(masses.size)
         left = masses
         for level in self.levels[-2::-1]:
             cumulated = level.reshape(-1, FAN_OUT).take(items, axis=0).cumsum(axis=1)
-            # rounding may leave a mass at the very end: the last child that has any value is meant, never an empty one
+            # rounding may put a mass at the very end: take the last child with a nonzero value, never an empty one
             left = np.minimum(left, np.nextafter(cumulated[:, -1], 0.0))
             child = (cumulated <= left[:, None]).sum(axis=1)
             before = cumulated[rows, child - 1]
@@ -74,11 +74,11 @@ class SumTree(Stateful):
         return items
 
     def state_dict(self) -> dict[str, Any]:
-        """The leaves; the sums follow from them."""
+        """The leaves; the sums are recomputed from them."""
         return {"values": self.levels[0][: self.num_items]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the leaves and mend all sums."""
+        """Restore the leaves and recompute all sums."""
         check_keys("the priorities", ("values",), state)
         values = np.asarray(state["values"])
         if values.shape != (self.num_items,) or values.dtype != np.float64:

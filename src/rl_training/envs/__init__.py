@@ -1,6 +1,6 @@
-"""Environments: the only place that makes them, steps them and checks them.
+"""Environments: the only package that creates, steps and checks them.
 
-Importing this package does not import torch, so command lines stay fast.
+Importing it does not import torch, so the command line starts fast.
 """
 
 from rl_training.envs.checks import Finding, check_env, format_findings

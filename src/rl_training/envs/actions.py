@@ -1,10 +1,10 @@
-"""From the policy's action to the environment's, and nowhere else.
+"""Maps the policy's actions to the environment's; no other module does.
 
 For Box spaces there are three explicit ways to stay within the bounds:
 
 - `clip`: the policy's action is in the environment's units and is clipped to the bounds;
-- `rescale`: the policy's action lives in [-1, 1], is clipped to that, and mapped linearly to the bounds;
-- `squash`: the policy's action is unbounded, tanh brings it to [-1, 1], and then it is mapped linearly. Buffers keep
+- `rescale`: the policy's action is clipped to [-1, 1] and mapped linearly to the bounds;
+- `squash`: the policy's action is unbounded, tanh maps it to [-1, 1], and then it is mapped linearly. Buffers store
   the action before tanh: its density differs from that of the squashed action by a factor that does not depend on the
   parameters, so ratios and gradients of log-probabilities are the same.
 """
@@ -71,6 +71,6 @@ class ActionMap:
 
 
 def _clip(x: AnyArray, low: Any, high: Any) -> AnyArray:
-    """`np.clip`, which takes longer on a few numbers."""
+    """Like `np.clip`, but faster on small arrays."""
     bounded: AnyArray = np.minimum(np.maximum(x, low), high)
     return bounded

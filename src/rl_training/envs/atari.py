@@ -1,12 +1,12 @@
-"""Atari 2600 games: one protocol, played by ale-py's native vector environment or by a single one in Python.
+"""Atari 2600 games: one protocol, in ale-py's native vector environment or in a single Python environment.
 
-The protocol is that of Mnih et al. (2015): every action is repeated for some frames, the last two of which are pooled
-(sprites flicker), the screen becomes a small grey image, and the last few of these are stacked. `AtariGame` does this
-in Python for one game: it can be filmed, and its state can be taken and restored. The native vector environment does it
-in C++ for many games in threads, and cannot. Both show the same.
+The protocol is that of Mnih et al. (2015): every action is repeated for some frames, the last two of which are
+max-pooled (sprites flicker), the screen becomes a small greyscale image, and the last few images are stacked.
+`AtariGame` does this in Python for one game, and supports videos and snapshots. The native vector environment does it
+in C++ for many games in threads, and supports neither. Both give the same observations.
 
-Learning may end an episode when a life is lost, and may see only the signs of rewards. `AtariAdapter` does both outside
-of the game, which goes on: what is reported is always the score of a whole game.
+For learning, an episode may end when a life is lost, and rewards may be clipped to their signs. `AtariAdapter` does
+both outside of the game, which continues: the reported return is always the score of a whole game.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SETTINGS = {
     "full_action_space": "full_action_set",
     "max_num_frames_per_episode": "max_frames",
 }
-"""Keyword arguments of ale-py's environment, and the settings that they are here."""
+"""Keyword arguments of ale-py's environment, and the corresponding settings."""
 
 
 @documented
@@ -62,7 +62,7 @@ class AtariConfig:
 
 
 def is_atari(env_id: str, env_kwargs: dict[str, Any]) -> bool:
-    """Whether the Atari protocol applies. It is for images; an `obs_type` of one's own makes it a plain environment."""
+    """Whether the Atari protocol applies; with an explicit `obs_type`, the game is a plain environment."""
     return env_id.startswith(PREFIX) and "obs_type" not in env_kwargs
 
 
@@ -91,7 +91,7 @@ def make_native_games(env_id: str, config: AtariConfig, num_envs: int) -> Vector
     from ale_py.vector_env import AtariVectorEnv
 
     spec = gym.spec(env_id)
-    # by itself it would cut episodes by beginning a new game with every life, and lose the scores by clipping
+    # its own options would start a new game with every life, and lose the scores by clipping
     games: VectorEnv[Any, Any, Any] = AtariVectorEnv(
         spec.kwargs["game"],
         num_envs,
@@ -113,10 +113,10 @@ def make_native_games(env_id: str, config: AtariConfig, num_envs: int) -> Vector
 
 
 class AtariGame(gym.Env[Frame, int]):
-    """One game that shows what ale-py's native vector environment shows, and whose state can be taken.
+    """One game with the observations of ale-py's native vector environment, and with snapshots.
 
     Observations are stacks [frame_stack, screen_size, screen_size], oldest first, with a fourth dimension of three
-    colours if they are not grey. What is before the beginning of a game is black.
+    colours if they are not greyscale. Frames before the start of a game are black.
     """
 
     def __init__(self, game: gym.Env[Any, Any], config: AtariConfig) -> None:
@@ -129,7 +129,7 @@ class AtariGame(gym.Env[Frame, int]):
         self.ale: Any = self.game.ale
         self.config = config
         self.spec, self.render_mode = unwrapped.spec, game.render_mode
-        # a video has a picture for each step, and the console draws 60 a second
+        # a video has one frame per step, and the console draws 60 per second
         self.metadata = {**game.metadata, "render_fps": 60 / config.frame_skip}
         self.action_space = game.action_space
         self.actions = self.ale.getLegalActionSet() if config.full_action_set else self.ale.getMinimalActionSet()
@@ -140,7 +140,7 @@ class AtariGame(gym.Env[Frame, int]):
         shape = (config.frame_stack, config.screen_size, config.screen_size, *colours)
         self.observation_space = spaces.Box(0, 255, shape, np.uint8)
         self.raw = np.zeros((2, *self.ale.getScreenDims(), *colours), np.uint8)
-        """The last two frames of the last step, newest first; the newest is the brighter of both once it was shown."""
+        """The last two frames of the last step, newest first; `_show` max-pools both into the first."""
         self.stack = np.zeros(shape, np.uint8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Frame, dict[str, Any]]:
@@ -163,7 +163,7 @@ class AtariGame(gym.Env[Frame, int]):
         """See `gymnasium.Env.step`."""
         reward, terminated, truncated = 0, False, False
         for remaining in range(self.config.frame_skip - 1, -1, -1):
-            truncated = self.ale.game_truncated()  # asked before a frame: it may be the next step that is cut off
+            truncated = self.ale.game_truncated()  # checked before each frame: the next step may be the truncated one
             if truncated:
                 break
             reward += self._act(self.actions[int(action)])
@@ -176,7 +176,7 @@ class AtariGame(gym.Env[Frame, int]):
         return self.stack.copy(), float(reward), terminated, truncated, self._info()
 
     def _act(self, action: Any) -> int:
-        """One frame. Actions stick here, because what ale-py saves of a game lacks the action before."""
+        """Play one frame; sticky actions are drawn here, because ale-py's saved state lacks the previous action."""
         sticky = self.config.sticky_actions
         if sticky == 0 or self.game.np_random.random() >= sticky:
             self.action = action
@@ -190,10 +190,10 @@ class AtariGame(gym.Env[Frame, int]):
             self.ale.getScreenRGB(self.raw[place])
 
     def _show(self) -> None:
-        """Add what is on the screen to the stack."""
+        """Add the screen to the frame stack."""
         import cv2
 
-        if self.config.max_pool:  # in place: where a game ends within a step, this is what is still on the screen
+        if self.config.max_pool:  # in-place: if a game ends within a step, this is still the screen
             np.maximum(self.raw[0], self.raw[1], out=self.raw[0])
         size = (self.config.screen_size, self.config.screen_size)
         self.stack[:-1] = self.stack[1:]
@@ -211,7 +211,7 @@ class AtariGame(gym.Env[Frame, int]):
         self.game.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AtariGame:
-        """Another game in the same state: ale-py's own objects cannot be copied, but made again."""
+        """A new game in the same state: ale-py's own objects cannot be copied."""
         assert self.spec is not None
         twin = AtariGame(gym.make(copy.deepcopy(self.spec)), copy.deepcopy(self.config))
         twin.set_state(copy.deepcopy(self.get_state()))
@@ -235,7 +235,7 @@ class AtariGame(gym.Env[Frame, int]):
         from ale_py import ALEState
 
         saved = np.asarray(state["game"], np.uint8).tobytes()
-        if hashlib.sha256(saved).hexdigest() != state["digest"]:  # ale-py does not look, and may crash the interpreter
+        if hashlib.sha256(saved).hexdigest() != state["digest"]:  # ale-py does not check, and may crash the interpreter
             raise CheckpointError("the saved state of the game is damaged")
         try:
             self.game.restore_state(ALEState(saved))
@@ -248,9 +248,9 @@ class AtariGame(gym.Env[Frame, int]):
 
 
 class AtariAdapter(AutoresetAdapter):
-    """Cuts episodes where a life is lost and clips rewards, for learning; scores and whole games go beside.
+    """Ends episodes at a lost life and clips rewards, for learning; scores and whole games are reported separately.
 
-    After a cut the next episode begins with the observation that ended the last one.
+    After a lost life the next episode begins with the observation that ended the last one.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], config: AtariConfig) -> None:

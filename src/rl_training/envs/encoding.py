@@ -1,9 +1,8 @@
-"""State as plain data that JSON and safetensors hold without loss, and back.
+"""Lossless encoding of state as plain data for JSON and safetensors, and its inverse.
 
-What can be encoded can be decoded exactly: value, type, dtype, memory order, and which objects are one and the same. A
-random generator, list or array that is reached on two ways is still one object afterwards. What cannot be encoded like
-that is refused with a `SnapshotError`: objects of other types (subclasses too), arrays that overlap in memory, and
-containers that contain themselves.
+Decoding restores value, type, dtype, memory order and identity exactly: a random generator, list or array that is
+referenced twice is still one object afterwards. Anything else is refused with a `SnapshotError`: objects of other types
+(subclasses too), arrays that overlap in memory, and containers that contain themselves.
 """
 
 from __future__ import annotations
@@ -26,31 +25,31 @@ RANDOM = (np.random.Generator, np.random.RandomState, random.Random)
 """Random generators that can be saved."""
 CONTAINERS: dict[type[Any], str] = {list: "$list", tuple: "$tuple", deque: "$deque"}
 SHARED = (np.ndarray, list, dict, deque, RunningMeanStd, *RANDOM)
-"""Objects that can change, so that it matters whether two names mean the same one."""
+"""Mutable types, for which it matters whether two names refer to the same object."""
 MAX_NESTING, MAX_BITS = 20, 4096
 """How deeply containers may be nested and how large integers may be: JSON has limits for both."""
 RAW_KINDS = "biufcmMSU"
-"""Kinds of arrays without objects or fields."""
+"""Dtype kinds of arrays without objects or fields."""
 
 
 class SnapshotError(RLTrainingError):
-    """An environment whose state cannot be taken; the message says which part is in the way."""
+    """An environment whose state cannot be taken; the message says which part prevents it."""
 
 
 class Encoder:
-    """Encodes the parts of one state. All of them go through one encoder, which knows what it has met before."""
+    """Encodes the parts of one state; all parts use one encoder, which tracks shared objects."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
         self._met: list[Any] = []
-        """Objects by number. They are kept, since the id of an object that is gone may be used again."""
+        """Objects by number; kept alive, since the id of a deleted object may be reused."""
         self._open: set[int] = set()
         self._depth = 0
         self._uses: Counter[int] = Counter()
         self._arrays: dict[int, list[tuple[str, AnyArray]]] = {}
 
     def encode(self, value: Any, where: str) -> Any:
-        """A part of the state; `where` names it in errors. Call `finish` on the whole."""
+        """Encode a part of the state; `where` names it in errors. Call `finish` on the whole."""
         if not isinstance(value, SHARED):
             return self._encode_new(value, where)
         identity = id(_source(value))
@@ -66,7 +65,7 @@ class Encoder:
         return {"$shared": number, "value": encoded}
 
     def finish(self, encoded: Any) -> Any:
-        """The encoded state without the numbers of objects that were met only once."""
+        """The encoded state without the numbers of objects that occur only once."""
         if isinstance(encoded, dict):
             if "$shared" in encoded and self._uses[encoded["$shared"]] == 1:
                 return self.finish(encoded["value"])
@@ -114,7 +113,7 @@ class Encoder:
         raise SnapshotError(f"{where} is a {kind.__name__}, which is not plain data")
 
     def _check_memory(self, array: AnyArray, where: str) -> None:
-        """Two arrays that overlap (one is a part of the other) would not do so afterwards."""
+        """Refuse arrays that overlap (one is a view of the other): after decoding they would not."""
         root: Any = array
         while isinstance(root.base, np.ndarray):
             root = root.base
@@ -172,7 +171,7 @@ class Decoder:
 
 
 def encode(value: Any, where: str) -> Any:
-    """A state of one part."""
+    """Encode a state of one part."""
     encoder = Encoder()
     return encoder.finish(encoder.encode(value, where))
 
@@ -183,16 +182,16 @@ def decode(value: Any, current: Any = None) -> Any:
 
 
 def _source(value: Any) -> Any:
-    """What a random generator draws from: several may share it. Everything else is itself."""
+    """The bit generator of a random generator, which several may share; any other value itself."""
     if isinstance(value, np.random.Generator):
         return value.bit_generator
     return value._bit_generator if isinstance(value, np.random.RandomState) else value
 
 
 def _encode_array(array: AnyArray, where: str) -> Any:
-    """A copy, or the bytes of one with a dtype that torch does not know; sums depend on the memory order."""
+    """A copy, or its raw bytes if torch lacks the dtype; keeps the memory order, on which sums depend."""
     dtype = array.dtype
-    is_long = dtype.type in (np.longdouble, np.clongdouble)  # of another size on other machines, with bytes unused
+    is_long = dtype.type in (np.longdouble, np.clongdouble)  # platform-dependent size, with padding bytes
     if dtype.kind not in RAW_KINDS or dtype.itemsize == 0 or is_long:
         raise SnapshotError(f"{where} is an array of {dtype}, which is not plain data")
     axes = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
@@ -230,7 +229,7 @@ def _encode_random(value: Any, where: str) -> dict[str, Any]:
 
 
 def _seeds(source: Any, where: str) -> dict[str, Any] | None:
-    """What `Generator.spawn` goes on from."""
+    """The seed sequence from which `Generator.spawn` continues."""
     found = source.seed_seq
     if type(found) is not np.random.SeedSequence:
         return None

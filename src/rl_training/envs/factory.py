@@ -1,4 +1,4 @@
-"""The only place that makes environments."""
+"""Creation of environments; no other module creates them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rl_training.envs.wrappers import WrapperConfig, apply_wrappers
 Vectorization = Literal["sync", "async", "native"]
 SingleEnv = gym.Env[Any, Any]
 EnvLike = str | Callable[[], SingleEnv] | SingleEnv | AnyVectorEnv
-"""What users may give: an id, a callable that makes an environment, an environment, or a vector environment."""
+"""What users may pass: an id, a callable that returns an environment, an environment, or a vector environment."""
 
 _EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "pygame": "classic", "ale_py": "atari", "moviepy": "video"}
 _ROBOTICS = (
@@ -33,7 +33,7 @@ _ROBOTICS = (
     "AdroitHand", "AntMaze_", "PointMaze_", "FrankaKitchen-",
 )  # fmt: skip
 _REGISTERED_BY = ((("ALE/",), "ale_py", "atari"), (_ROBOTICS, "gymnasium_robotics", "robotics"))
-"""How ids begin, the module whose import registers them, and the extra that has it."""
+"""Prefixes of ids, the module whose import registers them, and the extra that installs it."""
 
 
 class EnvSettings(Protocol):
@@ -59,7 +59,7 @@ def make_env(
 ) -> SingleEnv:
     """One environment by id, with its registered wrappers, and with its action mask as part of the observation.
 
-    Atari games are played by the protocol that `atari` says, or by the default one.
+    Atari games use the protocol of `atari`, or the default one.
 
     Example:
         >>> make_env("CartPole-v1").spec.id
@@ -94,9 +94,9 @@ def make_vector_env(
     autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
     render_mode: str | None = None,
 ) -> AnyVectorEnv:
-    """A vector environment as the config says, or around the environment that was given.
+    """A vector environment from the config, or around a given environment.
 
-    Sync and async vectors reset by `autoreset_mode`; native and ready-made ones keep their own mode.
+    Sync and async vectors use `autoreset_mode`; native and existing vector environments keep their own mode.
 
     Example:
         >>> from rl_training import TrainConfig
@@ -135,13 +135,13 @@ def make_vector_env(
 
 
 def copy_env(env: EnvLike) -> EnvLike:
-    """A second environment like the one given, for evaluation; ids and callables are their own copy machine."""
+    """A copy of an environment for evaluation; ids and callables are returned unchanged."""
     if isinstance(env, str) or not isinstance(env, (gym.Env, VectorEnv)):
         return env
     try:
         twin = _copied(env)
         own, found = ((one.observation_space, one.action_space) for one in (env, twin))
-        if own != found:  # what a spec says of an environment need not be all that was made of it
+        if own != found:  # the spec may lack changes made after creation
             raise EnvError(f"made anew from its spec, it has the spaces {found} instead of {own}")
     except (Exception, SystemExit) as error:
         raise EnvError(
@@ -179,9 +179,9 @@ def module_of(env_id: str) -> str | None:
 def import_named(env_id: str) -> None:
     """Import the module of `package:Env-v0`, from the working directory if it is not installed.
 
-    Only ids that a person typed or trusted come here (`resolve` refuses those of other files). The working directory is
-    on `sys.path` while that module and the class of its environment are imported, and at no other time: any library may
-    try to import a module that is not installed, and would otherwise run a file of that name.
+    Only ids that a person typed or trusted get here (`resolve` refuses those of other files). The working directory is
+    on `sys.path` only while that module and the class of its environment are imported. Otherwise a library that tries
+    to import a module that is not installed would run a file of that name.
     """
     module = module_of(env_id)
     if module is None:
@@ -189,7 +189,7 @@ def import_named(env_id: str) -> None:
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
-        inner = error.name is None or not f"{module}.".startswith(f"{error.name}.")  # what the module itself imports
+        inner = error.name is None or not f"{module}.".startswith(f"{error.name}.")  # an import inside the module
         if inner or os.getcwd() in sys.path:
             raise
         with _working_directory_searched():
@@ -201,7 +201,7 @@ def import_named(env_id: str) -> None:
 
 @contextlib.contextmanager
 def _working_directory_searched() -> Iterator[None]:
-    """Last on `sys.path`, so that it hides nothing that is installed."""
+    """Append the working directory to `sys.path`; last, so that it shadows nothing that is installed."""
     directory = os.getcwd()
     sys.path.append(directory)
     try:
@@ -236,7 +236,7 @@ def _make_native(env_id: str, cfg: EnvSettings, num_envs: int) -> AnyVectorEnv:
 
 
 def _register_known(env_id: str) -> None:
-    """Some packages register their environments only when they are imported."""
+    """Import the known packages that register their environments only on import."""
     if env_id in gym.registry:
         return
     for prefixes, module, extra in _REGISTERED_BY:
@@ -248,7 +248,7 @@ def _register_known(env_id: str) -> None:
 
 
 def _readable(env_id: str, kwargs: dict[str, Any], error: Exception | SystemExit) -> Exception:
-    """Turn what `gym.make` raised into one paragraph that says what to do."""
+    """Turn an exception of `gym.make` into an error that says what to do."""
     text = str(error).lower()
     if isinstance(error, (gym.error.DependencyNotInstalled, ImportError)):
         for word, extra in _EXTRAS.items():

@@ -1,4 +1,4 @@
-"""Goal environments, in the way of Gymnasium-Robotics: observations with goals, and rewards as a function of goals."""
+"""Goal environments as in Gymnasium-Robotics: observations with goals, and rewards as a function of goals."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PROBE_ROWS = 16
 
 
 class GoalFunction:
-    """`compute_reward(achieved, desired, info)` or its like, for many goals at once.
+    """`compute_reward(achieved, desired, info)` or `compute_terminated`, for a batch of goals.
 
-    Environments differ in whether theirs takes one goal or many. The first call finds out: if the answer for a batch is
-    one number per row, and the same as row by row, the environment is asked for whole batches from then on.
-    `info` is empty, since replay does not keep it.
+    Some environments accept only one goal per call. The first call tests this: if a batch gives one number per row,
+    equal to the results row by row, later calls pass whole batches. `info` is empty, since the replay buffer does not
+    store it.
     """
 
     def __init__(self, function: Callable[[Any, Any, Any], Any], name: str) -> None:
@@ -47,7 +47,7 @@ class GoalFunction:
         rows = self._rows(achieved, desired)
         try:
             batch = self._batch(achieved, desired)
-        except Exception:  # whatever an environment raises at a batch, it does not take one
+        except Exception:  # any exception means that it does not accept batches
             return False
         return batch.shape == rows.shape and np.array_equal(batch, rows)
 
@@ -66,7 +66,7 @@ class GoalFunction:
 
 
 def _as_float32(values: Any) -> AnyArray:
-    with np.errstate(over="ignore"):  # what becomes infinite is refused
+    with np.errstate(over="ignore"):  # the caller refuses infinity
         return np.asarray(values, np.float32)
 
 
@@ -85,7 +85,7 @@ def goal_functions(env: AnyVectorEnv, env_id: str) -> tuple[GoalFunction, GoalFu
     if isinstance(env.unwrapped, SyncVectorEnv):
         single: Any = env.unwrapped.envs[0]
     elif isinstance(env.unwrapped, AsyncVectorEnv):
-        single = env.unwrapped.env_fns[0]()  # one more, here: asking a process for every batch would be slow
+        single = env.unwrapped.env_fns[0]()  # one more, here: a call to a worker for every batch would be slow
     else:
         single = env
     reward, terminated = (_find(single, name) for name in ("compute_reward", "compute_terminated"))

@@ -1,4 +1,4 @@
-"""Environments that say which actions are valid, in `obs["action_mask"]` or `info["action_mask"]`."""
+"""Action masks of environments, in `obs["action_mask"]` or `info["action_mask"]`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_CHOICE = "the action mask leaves no valid action"
 
 
 def mask_size(action_space: spaces.Space[Any]) -> int:
-    """Entries of a mask: the number of actions, for MultiDiscrete of all choices side by side."""
+    """Length of a mask: the number of actions; for MultiDiscrete, the sum over its dimensions."""
     if isinstance(action_space, spaces.Discrete):
         return int(action_space.n)
     if isinstance(action_space, spaces.MultiDiscrete):
@@ -27,7 +27,7 @@ def mask_size(action_space: spaces.Space[Any]) -> int:
 
 
 def has_choice(mask: AnyArray, action_space: spaces.Space[Any]) -> BoolArray:
-    """Which masks [..., A] leave a valid action; for MultiDiscrete, one of every choice.
+    """Which masks [..., A] leave a valid action; for MultiDiscrete, one in every dimension.
 
     Example:
         >>> has_choice(np.array([[1, 0, 0, 1], [1, 1, 0, 0]]), spaces.MultiDiscrete([2, 2])).tolist()
@@ -50,9 +50,9 @@ def check_mask_space(observation_space: spaces.Space[Any], action_space: spaces.
 
 
 class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
-    """The mask as an entry of the observation, taken from `info` where the observation has none; always checked.
+    """Puts the mask into the observation, from `info` if the observation has none, and checks it.
 
-    An observation that is no Dict becomes one, with the entries `observation` and `action_mask`.
+    An observation that is not a Dict becomes one, with the entries `observation` and `action_mask`.
     """
 
     def __init__(self, env: SingleEnv) -> None:
@@ -77,7 +77,7 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
         return self._with_mask(obs, info, needed=not terminated), reward, terminated, truncated, info
 
     def _with_mask(self, obs: Any, info: dict[str, Any], needed: bool) -> Any:
-        """The observation with its mask. After a termination nothing will be chosen, so there it may be missing."""
+        """The observation with its mask; after termination no action follows, so the mask may be missing."""
         given = info.get(ACTION_MASK) if self.from_info else obs[ACTION_MASK]
         if given is None and needed:
             raise EnvError(f"action_masks is on, but the environment's info has no '{ACTION_MASK}'")
@@ -92,7 +92,7 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class CheckedMasks(VectorWrapper):
-    """Refuses masks without a valid action, in a ready vector environment with masks in its observations."""
+    """Refuses masks without a valid action in the observations of an existing vector environment."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         check_mask_space(env.single_observation_space, env.single_action_space)

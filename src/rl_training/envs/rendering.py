@@ -1,4 +1,4 @@
-"""What to do where an environment cannot be rendered."""
+"""Error messages for environments that cannot be rendered."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import gymnasium as gym
 from rl_training.contracts.errors import EnvError
 
 _OPENGL = re.compile(r"opengl|gladLoadGL|glGetError|glfw|\begl|osmesa", re.IGNORECASE)
-"""In what MuJoCo, glfw and PyOpenGL say when they find nothing to draw on."""
+"""Matches the errors of MuJoCo, glfw and PyOpenGL without a display."""
 
 
 def rendering_hint(error: Exception) -> str:
-    """A sentence to add to an error in rendering, if it is one that can be helped.
+    """A hint to append to a rendering error; empty if there is no known fix.
 
     Example:
         >>> rendering_hint(RuntimeError("gladLoadGL error"))[:49]
@@ -31,7 +31,7 @@ def rendering_hint(error: Exception) -> str:
 
 
 class ReadableRender(gym.Wrapper[Any, Any, Any, Any]):
-    """Errors in rendering that say what to do."""
+    """Adds a hint to rendering errors."""
 
     def render(self) -> Any:
         """See `gymnasium.Env.render`."""

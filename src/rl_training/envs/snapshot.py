@@ -1,17 +1,17 @@
-"""Snapshots of environments: plain data from which an environment goes on exactly where it was.
+"""Snapshots of environments: plain data from which an environment continues exactly where it was.
 
-What can be snapshotted, level by level from the outermost wrapper to the environment itself:
+Supported, level by level from the outermost wrapper to the environment itself:
 
 - anything that implements the protocol: `get_state()` without arguments returns plain data (numbers, strings, arrays,
-  lists, tuples, dicts, random generators), and `set_state(state)` takes it back;
+  lists, tuples, dicts, random generators), and `set_state(state)` restores it;
 - Gymnasium's classic control, toy text and MuJoCo environments, and its native vector CartPole;
-- Gymnasium's own wrappers, and wrappers that keep nothing of their own.
+- Gymnasium's own wrappers, and wrappers without state of their own.
 
 Everything else (Box2D, ale-py's vector environment, unknown environments and wrappers) is refused with a
 `SnapshotError` that says why; such runs resume at an episode boundary.
 
-The variables of functions (`TransformReward(env, function)`) belong to the state, and so do the random generators of
-spaces where there is code that is not Gymnasium's. Global variables of modules and attributes of classes are not seen,
+The state includes the closure variables of functions (`TransformReward(env, function)`), and the random generators of
+spaces if there is code that is not Gymnasium's. Global variables of modules and attributes of classes are not saved,
 but a wrapper that draws from a random generator there is refused.
 """
 
@@ -37,10 +37,10 @@ WALKED = (
     "gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "gymnasium.envs.mujoco", "gymnasium.wrappers",
     "rl_training.envs.masks", "rl_training.envs.wrappers",
 )  # fmt: skip
-"""Modules whose objects keep their whole state in plain attributes (held by tests on every one of them)."""
+"""Modules whose objects keep their whole state in plain attributes (each of them is tested)."""
 
 TRUSTED = ("gymnasium.", "rl_training.", "typing.", "abc.", "builtins.", "numpy.")
-"""Modules whose classes and functions are known to keep nothing outside of objects."""
+"""Modules whose classes and functions are known to keep no state outside of instances."""
 
 UNWALKABLE = ("gymnasium.wrappers.rendering",)
 """Wrappers that hold files or windows."""
@@ -61,14 +61,14 @@ RENDERING |= {
 CONSTANT = frozenset(
     {"env", "metadata", "_metadata", "spec", "_cached_spec", "_saved_kwargs", "P", "desc", "model", "data"}
 )
-"""Attributes that never change after construction, or are handled by themselves."""
+"""Attributes that never change after construction, or are handled separately."""
 FORMERLY = frozenset({"_metadata"})
 """Constants that older checkpoints hold as state."""
 
 
 @runtime_checkable
 class RemoteEnvs(Protocol):
-    """A vector environment whose environments live in other processes and answer for themselves."""
+    """A vector environment whose environments run in other processes and take their own snapshots."""
 
     def take_snapshots(self) -> list[Any]:
         """One snapshot per environment."""
@@ -87,12 +87,12 @@ def take_snapshot(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> list[dic
 
 
 def restore_snapshot(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any], snapshot: list[dict[str, Any]]) -> None:
-    """Put an environment of the same make-up into the state that `take_snapshot` took."""
+    """Restore a state of `take_snapshot` in an environment with the same wrappers."""
     _set_levels(env, snapshot, Decoder())
 
 
 def take_vector_snapshot(env: VectorEnv[Any, Any, Any]) -> list[dict[str, Any]]:
-    """The state of a vector environment: its vector wrappers, then each environment or the native whole."""
+    """The state of a vector environment: its vector wrappers, then each environment or the native vector as a whole."""
     *wrappers, base = _levels(env)
     encoder = Encoder()
     state = _get_levels(wrappers, encoder)
@@ -104,13 +104,13 @@ def take_vector_snapshot(env: VectorEnv[Any, Any, Any]) -> list[dict[str, Any]]:
     else:
         state += _get_levels([base], encoder)
     snapshot: list[dict[str, Any]] = encoder.finish(state)
-    if isinstance(base, RemoteEnvs):  # finished already, each with numbers of its own
+    if isinstance(base, RemoteEnvs):  # already finished by the workers, each with its own numbering
         snapshot[-1]["state"]["envs"] = base.take_snapshots()
     return snapshot
 
 
 def restore_vector_snapshot(env: VectorEnv[Any, Any, Any], snapshot: list[dict[str, Any]], resetting: Any) -> None:
-    """Put a vector environment of the same make-up into a state. `resetting` marks next-step resets to come."""
+    """Restore a vector environment with the same wrappers; `resetting` marks pending next-step resets."""
     levels, decoder = _levels(env), Decoder()
     _check_classes(levels, snapshot)
     for level, entry in zip(levels, snapshot, strict=True):
@@ -153,12 +153,12 @@ def _levels(env: Any) -> list[Any]:
 
 
 def _class_name(level: Any) -> str:
-    cls = SyncVectorEnv if isinstance(level, SyncVectorEnv) else type(level)  # our quicker one has the same state
+    cls = SyncVectorEnv if isinstance(level, SyncVectorEnv) else type(level)  # our faster subclass has the same state
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _implements_protocol(level: Any) -> bool:
-    """MuJoCo environments have a `set_state(qpos, qvel)` of their own, which is not ours."""
+    """Whether it has our `get_state` and `set_state`; MuJoCo's own `set_state(qpos, qvel)` does not count."""
     getter, setter = getattr(level, "get_state", None), getattr(level, "set_state", None)
     return callable(getter) and callable(setter) and _required(getter) == 0 and _required(setter) == 1
 
@@ -199,11 +199,11 @@ def _set_level(level: Any, state: dict[str, Any], decoder: Decoder) -> None:
 
 
 _NOTHING = object()
-"""Of a part that never changes."""
+"""Marks a part without state."""
 
 
 def _get_part(value: Any, where: str, levels: list[Any], encoder: Encoder) -> Any:
-    """The state of an attribute, or of a variable of a function."""
+    """The state of an attribute, or of a closure variable of a function."""
     if any(value is level for level in levels) or _is_constant(value):
         return _NOTHING
     if isinstance(value, spaces.Space):
@@ -237,13 +237,13 @@ def _set_part(value: Any, current: Any, decoder: Decoder) -> Any:
 
 
 def _has_own_code(levels: list[Any]) -> bool:
-    """Whether somebody may draw from the spaces: Gymnasium's environments and wrappers do not."""
+    """Whether untrusted code may sample from the spaces; Gymnasium's environments and wrappers do not."""
     used = [*map(type, levels), *(value for level in levels for value in vars(level).values())]
     return any(isinstance(x, (type, types.FunctionType)) and not f"{x.__module__}.".startswith(TRUSTED) for x in used)
 
 
 def _spaces(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any]]:
-    """A space and those that it is made of."""
+    """A space and all its subspaces."""
     yield space
     for value in vars(space).values():
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
@@ -253,7 +253,7 @@ def _spaces(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any]]:
 
 
 def _get_function(function: Any, where: str, levels: list[Any], encoder: Encoder) -> Any:
-    """The variables that a function takes from around it; functions that keep state elsewhere are refused."""
+    """The closure variables of a function; functions that keep state elsewhere are refused."""
     if isinstance(function, types.FunctionType):
         if f"{function.__module__}.".startswith(TRUSTED):
             return _NOTHING
@@ -274,7 +274,7 @@ def _get_function(function: Any, where: str, levels: list[Any], encoder: Encoder
 
 
 def _cells(function: types.FunctionType) -> dict[str, types.CellType]:
-    """The variables of the scopes around a function that have a value."""
+    """The closure variables of a function that have a value."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: cell for name, cell in cells if name != "__class__" and cell != types.CellType()}
 
@@ -285,7 +285,7 @@ def _global_stream(function: types.FunctionType) -> str | None:
 
 
 def _is_fixed(value: Any) -> bool:
-    """Whether a value, also one that can be called, has nothing that could change."""
+    """Whether a value, also a callable, is immutable."""
     if isinstance(value, functools.partial):
         return all(_is_fixed(part) for part in (value.func, *value.args, *value.keywords.values()))
     if isinstance(value, types.FunctionType):
@@ -299,7 +299,7 @@ def _is_fixed(value: Any) -> bool:
 
 
 def _check_class(cls: type[Any]) -> None:
-    """Refuse a class whose methods draw from random generators, or change data, that no instance holds."""
+    """Refuse a class whose methods use random generators or mutable data outside of the instance."""
     for base in cls.__mro__:
         if f"{base.__module__}.".startswith(TRUSTED):
             continue
@@ -316,7 +316,7 @@ def _check_class(cls: type[Any]) -> None:
 
 
 def _is_settable(level: Any, key: str) -> bool:
-    """Whether an attribute may hold state: no methods, properties or fixed parts, whatever a file says."""
+    """Whether a file may set an attribute: no methods, properties or constants."""
     own = key.isidentifier() and not key.startswith("__") and key not in CONSTANT and key not in RENDERING
     return own and not (callable(found := getattr(type(level), key, None)) or isinstance(found, property))
 
@@ -324,7 +324,7 @@ def _is_settable(level: Any, key: str) -> bool:
 def _is_walked(level: Any) -> bool:
     module = type(level).__module__
     if isinstance(level, gym.Wrapper) and not set(_attributes(level)) - set(_attributes(gym.Wrapper(level.env))):
-        return True  # keeps nothing of its own
+        return True  # no state of its own
     if isinstance(level, VectorEnv) and not isinstance(level, gym.vector.VectorWrapper):
         return module.startswith("gymnasium.envs.classic_control")
     return module.startswith(WALKED) and not module.startswith(UNWALKABLE)
@@ -340,14 +340,14 @@ def _attributes(level: Any) -> dict[str, Any]:
 
 
 def _slots(level: Any) -> dict[str, Any]:
-    """What is in the `__slots__` of an object's classes."""
+    """Values of the `__slots__` of an object's classes."""
     found = {}
     for cls in type(level).__mro__:
         for name, member in vars(cls).items():
             if isinstance(member, types.MemberDescriptorType):
                 try:
                     found[name] = member.__get__(level)
-                except AttributeError:  # nothing in it yet
+                except AttributeError:  # not set yet
                     found[name] = None
     return found
 

@@ -13,9 +13,9 @@ from rl_training.contracts.arrays import AnyArray
 
 
 class Infos(Mapping[str, Any]):
-    """What single environments say beside their observations, put together as Gymnasium does when somebody looks.
+    """Infos of single environments, merged into Gymnasium's vector format on first access.
 
-    Mostly nobody does, and for a MuJoCo environment that would be half of the time of a step.
+    They are rarely read, and merging them would take half of the time of a MuJoCo step.
     """
 
     def __init__(self, add: Callable[..., dict[str, Any]], parts: list[tuple[int, dict[str, Any]]]) -> None:
@@ -43,11 +43,11 @@ class Infos(Mapping[str, Any]):
 
 
 class SequentialVectorEnv(SyncVectorEnv):
-    """Gymnasium's `SyncVectorEnv` with a shorter way from an environment's step to the arrays that are returned.
+    """Gymnasium's `SyncVectorEnv` with a faster `step`.
 
-    Environments are cheap, and Gymnasium's way costs as much as CartPole itself: it copies every array once more than
-    we need, and finds out anew for each environment what does not change. It is taken here only where it differs:
-    without autoreset, for observations and actions that are one array. All else is Gymnasium's.
+    Gymnasium's `step` costs as much as CartPole itself: it copies every array once more than needed, and recomputes
+    constants for each environment. The fast path applies without autoreset, to observations and actions that are one
+    array. In all other cases the fallback is Gymnasium's `step`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -61,7 +61,7 @@ class SequentialVectorEnv(SyncVectorEnv):
         self._single_shape: Any = self.single_observation_space.shape
 
     def step(self, actions: Any) -> tuple[Any, AnyArray, AnyArray, AnyArray, Any]:
-        """See `SyncVectorEnv.step`; the arrays returned are nobody else's."""
+        """See `SyncVectorEnv.step`; the caller owns the returned arrays."""
         if not self._is_quick or len(actions) != self.num_envs or np.count_nonzero(self._autoreset_envs):
             return super().step(actions)
         seen: list[Any] = self._env_obs
@@ -76,7 +76,7 @@ class SequentialVectorEnv(SyncVectorEnv):
                 obs[i] = seen[i]
             if info:
                 infos.append((i, info))
-        if not is_array:  # lists, and shapes that are wrong: those numpy refuses
+        if not is_array:  # lists, or wrong shapes, which numpy refuses
             np.stack(seen, out=obs)
         self._rewards, self._terminations, self._truncations = rewards, terminated, truncated
         self._autoreset_envs = terminated | truncated

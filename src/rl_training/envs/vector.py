@@ -1,7 +1,7 @@
-"""One autoreset rule inside, whatever the vector environment does outside.
+"""One autoreset convention for every vector environment.
 
-Gymnasium 1.x has three autoreset modes. `AutoresetAdapter` turns each into the same thing: `obs` to act on next, and
-apart from it the true last observations of the episodes that ended.
+Gymnasium 1.x has three autoreset modes. `AutoresetAdapter` converts each to the same form: `obs` to act on next, and
+separately the true last observations of the episodes that ended.
 
 - Disabled: finished environments are reset here, with a reset mask.
 - Same step: the last observations are in `info["final_obs"]`.
@@ -71,7 +71,7 @@ class AutoresetAdapter:
             obs, reward, terminated, truncated, info = self.env.step(action)
         except RLTrainingError:
             raise
-        except (Exception, SystemExit) as error:  # not by `_env_errors`, which takes as long as all the rest
+        except (Exception, SystemExit) as error:  # not `_env_errors`, which takes as long as all the rest
             raise _readable(error, "step") from error
         terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         obs = _own(obs)
@@ -130,7 +130,7 @@ class AutoresetAdapter:
             return {"resetting": self.resetting.copy(), "env": take_vector_snapshot(self.env)}
         except SnapshotError as error:
             return str(error)
-        except (Exception, SystemExit) as error:  # an environment's own get_state: no reason to end a run
+        except (Exception, SystemExit) as error:  # an environment's own get_state must not end a run
             return f"taking a snapshot raised {type(error).__name__}: {error}"
 
     def restore_snapshot(self, snapshot: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ class AutoresetAdapter:
 
 @contextmanager
 def _env_errors(doing: str) -> Iterator[None]:
-    """What an environment raises, with its own traceback and the number of the environment where it can be told."""
+    """Turn an environment's exception into an `EnvError` with its traceback and, if known, the environment's number."""
     try:
         yield
     except RLTrainingError:
@@ -165,14 +165,14 @@ def _readable(error: Exception | SystemExit, doing: str) -> EnvError:
 
 
 def _own(obs: Any) -> ArrayObservation:
-    """Arrays that the environment will not write into at its next step, in one memory order: sums depend on it."""
+    """Copies that the environment cannot overwrite at its next step; in C order, because sums depend on it."""
     if isinstance(obs, Mapping):
         return {key: np.array(value, order="C") for key, value in obs.items()}
     return np.array(obs, order="C")
 
 
 def _stack(rows: list[Any], like: AnyArray) -> AnyArray:
-    """Rows as one array of the space's dtype: final observations come as the environment made them, uncast."""
+    """Rows as one array of the space's dtype: final observations come from the environment without a cast."""
     return np.stack([np.asarray(row) for row in rows]).astype(like.dtype, copy=False)
 
 

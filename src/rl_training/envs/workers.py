@@ -1,8 +1,8 @@
-"""Environments in processes of their own, none of which can hang, orphan or take the run down without saying so.
+"""Environments in worker processes that never hang, outlive the run or end it without an error message.
 
-Gymnasium's `AsyncVectorEnv` does the work; added is what a long run needs: a worker that dies or hangs is reported by
-its number and within a time limit, its own traceback is shown, Ctrl-C and SIGTERM are left to the main process, workers
-end when the main process is gone, and snapshots can be taken and restored.
+Extends Gymnasium's `AsyncVectorEnv` with what long runs need: a worker that dies or hangs is reported by its number
+within a time limit, errors show the worker's traceback, only the main process handles Ctrl-C and SIGTERM, workers exit
+when the main process is gone, and snapshots can be taken and restored.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from rl_training.envs.snapshot import restore_snapshot, take_snapshot
 
 CLOSE_SECONDS = 5.0
 WATCH_SECONDS = 0.5
-"""How often a worker looks whether the main process is still there."""
+"""Interval at which a worker checks that the main process still exists."""
 START_ATTEMPTS = 2
-"""A process forked from one with many threads may die at its birth; seen once in tens of thousands."""
+"""A process forked from one with many threads may die at its start; seen once in tens of thousands."""
 T = TypeVar("T")
 
 
@@ -52,7 +52,7 @@ class WorkerVectorEnv(AsyncVectorEnv[Any, Any]):
                 # at the end of a program, multiprocessing sends SIGTERM, which workers ignore, and waits for them
                 Finalize(self, _kill, (self.processes,), exitpriority=0)
                 return
-            except (EOFError, OSError) as error:  # a worker is gone before it has said anything
+            except (EOFError, OSError) as error:  # a worker exited before its first message
                 self.close_extras()
                 codes = [process.exitcode for process in self.processes]
                 if attempt + 1 == START_ATTEMPTS:
@@ -90,7 +90,7 @@ class WorkerVectorEnv(AsyncVectorEnv[Any, Any]):
         self._ask(send, receive, "restore")
 
     def _ask(self, send: Callable[[], None], receive: Callable[[], T], doing: str) -> T:
-        """Send a request to all workers and receive every answer, unless one dies or uses up its time."""
+        """Send a request to all workers and receive every answer; an `EnvError` if one dies or times out."""
         try:
             send()
             self._await_answers(doing)
@@ -120,14 +120,14 @@ class WorkerVectorEnv(AsyncVectorEnv[Any, Any]):
                 raise EnvError(f"environment worker {number} died during {doing} (exit code {process.exitcode})")
 
     def _raise_if_errors(self, successes: Any) -> None:
-        """A worker's own traceback, as text: its exception may not be constructible here."""
+        """Raise an error with the worker's traceback as text: its exception may not be constructible here."""
         if all(successes):
             return
         number, kind, value, trace = self.error_queue.get(timeout=CLOSE_SECONDS)
         raise EnvError(f"environment worker {number} raised {kind.__name__}: {value}\n\n{trace}")
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Ask workers to close, wait a little, then end those that did not."""
+        """Ask workers to close, wait a little, then kill those that did not."""
         for pipe, process in zip(self.parent_pipes, self.processes, strict=True):
             if process.is_alive():
                 try:
@@ -171,9 +171,9 @@ def _kill(processes: Sequence[Any]) -> None:
 
 
 def _make_in_worker(make: Callable[[], gym.Env[Any, Any]], main_process: int) -> gym.Env[Any, Any]:
-    """Make an environment; in a worker, leave signals to the main process and end when that is gone.
+    """Create an environment; in a worker, leave signals to the main process and exit when it is gone.
 
-    SIGTERM has a handler and is not ignored, because programs that the environment starts would inherit that.
+    SIGTERM gets an empty handler instead of SIG_IGN, which programs that the environment starts would inherit.
     """
     if os.getpid() != main_process:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -187,7 +187,7 @@ def _pass_over(number: int, frame: types.FrameType | None) -> None:
 
 
 def _end_with(main_process: int) -> None:
-    """Siblings hold each other's pipes open, so a killed main process is noticed only by looking."""
+    """Exit when the main process is gone; polls, because sibling workers keep each other's pipes open."""
     while os.getppid() == main_process:
         time.sleep(WATCH_SECONDS)
     os._exit(1)

@@ -96,13 +96,13 @@ def apply_wrappers(env: gym.Env[Any, Any], wrappers: list[WrapperConfig]) -> gym
 
 
 _SAME_OBSERVATIONS = ("ClipAction", "ClipReward", "RescaleAction", "StickyAction", "TimeLimit")
-"""Wrappers that show what the environment inside of them shows, step by step."""
+"""Wrappers that pass on every observation unchanged."""
 
 
 def stack_of(wrappers: list[WrapperConfig], inside: FrameStack | None = None) -> FrameStack | None:
-    """How the outermost observations are stacks of frames, if they are in a way that replay can undo.
+    """The frame stack of the outermost observations; None if there is none that the replay buffer can undo.
 
-    `inside` is what they are without any wrapper.
+    `inside` is the frame stack without any wrapper.
     """
     for wrapper in reversed(wrappers):
         if wrapper.name in _SAME_OBSERVATIONS:
@@ -115,13 +115,13 @@ def stack_of(wrappers: list[WrapperConfig], inside: FrameStack | None = None) ->
 
 
 def _as_tuples(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """YAML has no tuples, and wrappers want them for shapes."""
+    """Lists as tuples: YAML has no tuples, and wrappers need them for shapes."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in kwargs.items()}
 
 
 @register_wrapper("ActionRepeat")
 class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
-    """Takes each action several times, or until the episode ends, and gives the sum of the rewards.
+    """Repeats each action several times, or until the episode ends, and returns the sum of the rewards.
 
     Example:
         >>> env = ActionRepeat(gym.make("Pendulum-v1"), num_repeats=2)  # episodes of 100 steps instead of 200
@@ -132,7 +132,7 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
         if num_repeats < 1:
             raise ValueError(f"num_repeats must be at least 1, got {num_repeats}")
         self.num_repeats = num_repeats
-        if "render_fps" in env.metadata:  # a video has a picture for each step
+        if "render_fps" in env.metadata:  # a video has one frame per step
             self.metadata = {**env.metadata, "render_fps": env.metadata["render_fps"] / num_repeats}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -147,10 +147,10 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class ImageWrapper(gym.ObservationWrapper[Any, Any, Any]):
-    """Base of wrappers that make other images of images: of all in a Dict, or of the entries that `keys` names.
+    """Base of wrappers that transform images: all images of a Dict, or the entries in `keys`.
 
-    Gymnasium's own take one image with its channels last; of one with its channels first, its `ResizeObservation` would
-    resize channels and height. These know all layouts that encoders know, keep them, and show the same pixels.
+    Gymnasium's wrappers take one image with channels last; with channels first, its `ResizeObservation` would resize
+    channels and height. These wrappers support and keep all layouts that encoders support, and give the same pixels.
     """
 
     def __init__(self, env: gym.Env[Any, Any], keys: str | Sequence[str] | None) -> None:
@@ -180,11 +180,11 @@ class ImageWrapper(gym.ObservationWrapper[Any, Any, Any]):
         return {**observation, **images}
 
     def changed_space(self, space: spaces.Box) -> spaces.Box:
-        """What the space of an image becomes."""
+        """The space of a transformed image."""
         raise NotImplementedError
 
     def changed(self, image: AnyArray, layout: ImageLayout) -> AnyArray:
-        """What an image becomes."""
+        """The transformed image."""
         raise NotImplementedError
 
 
@@ -196,7 +196,7 @@ def _image_space(space: spaces.Space[Any], name: str) -> spaces.Box:
 
 @register_wrapper("ResizeObservation")
 class ResizeObservation(ImageWrapper):
-    """Images of another height and width; channels and stacked frames stay where they are.
+    """Resizes the height and width of images; the dimensions of channels and stacked frames stay in place.
 
     Example:
         >>> env = ResizeObservation(gym.make("CarRacing-v3"), shape=(84, 84))  # doctest: +SKIP
@@ -220,7 +220,7 @@ class ResizeObservation(ImageWrapper):
         return spaces.Box(space.low.min(), space.high.max(), tuple(shape), np.uint8)
 
     def changed(self, image: AnyArray, layout: ImageLayout) -> AnyArray:
-        """See `ImageWrapper.changed`: averaged over areas."""
+        """See `ImageWrapper.changed`: area interpolation."""
         import cv2
 
         order = [dim - 1 for dim in layout.order[1:]]
@@ -237,12 +237,12 @@ def _planes(images: AnyArray) -> AnyArray:
 
 
 _LUMINANCE = np.array([0.2125, 0.7154, 0.0721])
-"""Of red, green and blue, as in Gymnasium's wrapper."""
+"""Weights of red, green and blue, as in Gymnasium's wrapper."""
 
 
 @register_wrapper("GrayscaleObservation")
 class GrayscaleObservation(ImageWrapper):
-    """Grey images of coloured ones, without a dimension for channels, or with one of size 1 where it was before.
+    """Converts colour images to greyscale; removes the channel dimension, or keeps it with size 1.
 
     Example:
         >>> env = GrayscaleObservation(gym.make("CarRacing-v3"), keep_dim=True)  # doctest: +SKIP
@@ -280,7 +280,7 @@ _VELOCITIES = {
 
 @register_wrapper("HideVelocity")
 class HideVelocity(gym.ObservationWrapper[Any, Any, Any]):
-    """Observations without their velocities, so that one of them does not tell how things go on: a task for memory.
+    """Removes velocities from observations: partial observability, a task for recurrent policies.
 
     Example:
         >>> HideVelocity(gym.make("CartPole-v1")).observation_space.shape

@@ -1,4 +1,4 @@
-"""Augmentations: images changed in ways that do not change what they mean. What is random in them is passed in."""
+"""Image augmentations that keep the meaning of an image; random numbers are passed in."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def shift_images(images: Tensor, offsets: Tensor, dims: tuple[int, int] = (-2, -1)) -> Tensor:
-    """Each of B images seen through a window that is moved by whole pixels (Yarats et al. 2021, section 3.1).
+    """Shift each of B images by whole pixels (Yarats et al. 2021, section 3.1).
 
-    `dims` are the dimensions of height and width, `offsets` [B, 2] how far each window moves down and to the right.
-    Where it leaves the image it shows the nearest pixel at the edge, as if the edges were repeated around the image.
+    `dims` are the dimensions of height and width; `offsets` [B, 2] is how far the window onto each image moves down and
+    to the right. Pixels outside of the image repeat the nearest edge pixel (replicate padding).
 
     Example:
         >>> shift_images(torch.arange(6).view(1, 2, 3), torch.tensor([[0, 1]])).tolist()

@@ -1,4 +1,4 @@
-"""Return distributions: categorical ones on fixed atoms, and ones given by quantiles. B batch, K atoms or quantiles."""
+"""Return distributions: categorical on fixed atoms, or given by quantiles. B batch, K atoms or quantiles."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 PAIRS_AT_ONCE = 2**19
-"""Pairs of quantiles compared at a time: about what a processor's cache holds. More at once take longer."""
+"""Pairs of quantiles compared at a time: about what fits into the CPU cache. Larger chunks are slower."""
 
 
 def categorical_projection(probs: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
-    """The distribution of reward + discount * Z, brought back to the atoms of Z (Bellemare et al. 2017, eq. 7).
+    """The distribution of reward + discount * Z, projected onto the atoms of Z (Bellemare et al. 2017, eq. 7).
 
-    `probs` [B, K] are the probabilities of the evenly spaced atoms `support` [K]. Each moved atom splits its mass
-    between its two neighbours by nearness; what leaves the support goes to its end. Mass is conserved.
+    `probs` [B, K] are the probabilities of the evenly spaced atoms `support` [K]. Each shifted atom splits its mass
+    between its two neighbours by distance; mass beyond the support goes to its end. Mass is conserved.
 
     Example: atoms 0, 1, 2; all mass on 2, reward 0.25, discount 0.5, so the new atom is at 1.25:
         >>> probs, one = torch.tensor([[0.0, 0.0, 1.0]]), torch.ones(1)
@@ -26,7 +26,7 @@ def categorical_projection(probs: Tensor, reward: Tensor, discount: Tensor, supp
     spacing = (support[-1] - support[0]) / last
     position = ((moved - support[0]) / spacing).clamp_(0, last)  # in units of atoms
     below = position.floor()
-    to_above = probs * (position - below)  # nothing if it lands on an atom
+    to_above = probs * (position - below)  # 0 if it lands on an atom
     below = below.long()
     projected = torch.zeros_like(probs).scatter_add_(1, below, probs - to_above)
     return projected.scatter_add_(1, (below + 1).clamp_(max=last), to_above)
@@ -38,11 +38,11 @@ def kl_divergence(target_probs: Tensor, log_probs: Tensor) -> Tensor:
 
 
 def quantile_huber_loss(pred: Tensor, target: Tensor, fractions: Tensor, kappa: float = 1.0) -> Tensor:
-    """Quantile regression with Huber's loss [B] (Dabney et al. 2018, arXiv:1710.10044 eq. 10, arXiv:1806.06923 eq. 3).
+    """Quantile Huber loss [B] (Dabney et al. 2018, arXiv:1710.10044 eq. 10, arXiv:1806.06923 eq. 3).
 
-    `pred` [B, Kp] are the quantiles at `fractions` [B, Kp] or [Kp], `target` [B, Kt] samples or quantiles of what they
-    should describe. With u = target - pred, each pair costs |fraction - (u < 0)| * huber(u, kappa) / kappa: the mean
-    over targets is summed over predictions. Targets get no gradient.
+    `pred` [B, Kp] are the quantiles at `fractions` [B, Kp] or [Kp], `target` [B, Kt] samples or quantiles of the target
+    distribution. With u = target - pred, each pair costs |fraction - (u < 0)| * huber(u, kappa) / kappa, averaged over
+    targets and summed over predictions. Targets get no gradient.
 
     Example: the median 0 of the samples -3 and 3, which cost 0.5 * (3 - 0.5) each:
         >>> quantile_huber_loss(torch.zeros(1, 1), torch.tensor([[-3.0, 3.0]]), torch.tensor([0.5])).tolist()
@@ -54,11 +54,11 @@ def quantile_huber_loss(pred: Tensor, target: Tensor, fractions: Tensor, kappa: 
 
 
 def _quantile_huber_rows(pred: Tensor, target: Tensor, fractions: Tensor, kappa: float) -> Tensor:
-    """The loss with its gradient written down.
+    """The loss with an explicit gradient.
 
-    With h = clip(u), the slope of Huber's loss, that loss is h * (u - h / 2), and |fraction - (u < 0)| is a half plus
-    (fraction - 1/2) * sign(u). The gradient is made of the same sums: to let autograd find it in a graph over all
-    pairs takes several times as long. For the same reason everything pair-sized is done in place.
+    With h = clip(u), the derivative of the Huber loss, that loss is h * (u - h / 2), and |fraction - (u < 0)| is
+    1/2 + (fraction - 1/2) * sign(u). The gradient consists of the same sums; autograd over a graph of all pairs takes
+    several times as long. For the same reason, operations on all pairs are in-place.
     """
     scale, tilt = 1.0 / (kappa * target.shape[1]), fractions - 0.5
     with torch.no_grad():
@@ -67,5 +67,5 @@ def _quantile_huber_rows(pred: Tensor, target: Tensor, fractions: Tensor, kappa:
         cost = error.sub_(slope, alpha=0.5).mul_(slope)
         loss = 0.5 * cost.sum(dim=2) + tilt * cost.copysign_(slope).sum(dim=2)
         gradient = 0.5 * slope.sum(dim=2) + tilt * slope.abs_().sum(dim=2)
-    # the second term is zero, and has the gradient
+    # the second term is zero and only carries the gradient
     return scale * (loss + gradient * (pred.detach() - pred)).sum(dim=1)

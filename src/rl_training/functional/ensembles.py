@@ -1,4 +1,4 @@
-"""Targets and losses of ensembles of critics. E critics are the first dimension of their values, B the second."""
+"""Targets and losses of critic ensembles; values have shape [E, B] for E critics."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from torch import Tensor
 
 
 def pessimistic_target(reward: Tensor, discount: Tensor, next_q: Tensor) -> Tensor:
-    """Targets [B] with the smallest of E values [E, B] (clipped double Q-learning, Fujimoto et al. 2018, eq. 10)."""
+    """Targets [B] with the minimum of E values [E, B] (clipped double Q-learning, Fujimoto et al. 2018, eq. 10)."""
     return reward + discount * next_q.amin(0)
 
 
 def soft_target(
     reward: Tensor, discount: Tensor, next_q: Tensor, next_log_prob: Tensor, temperature: Tensor | float
 ) -> Tensor:
-    """Targets [B] with the smallest of E values [E, B] and the next action's entropy (Haarnoja et al. 2018, eq. 2, 3).
+    """Targets [B] with the minimum of E values [E, B] and the next action's entropy (Haarnoja et al. 2018, eq. 2, 3).
 
     Example:
         >>> import torch

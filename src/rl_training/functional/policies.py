@@ -1,4 +1,4 @@
-"""Losses of policies and of the values that guide them."""
+"""Losses and diagnostics of policies and their value functions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_coef: float | Tens
 
 
 class _PessimisticGain(torch.autograd.Function):
-    """min(r A, clip(r) A), whose derivative is A where r A is the smaller of both, and 0 where the clipped one is.
+    """min(r A, clip(r) A), whose derivative is A where r A is the smaller term, and 0 where the clipped term is.
 
-    Autograd would find the same by way of the derivatives of clamp and minimum, with twenty small operators.
+    Autograd through clamp and minimum gives the same, with twenty small operators.
     """
 
     @staticmethod
@@ -40,7 +40,7 @@ def value_loss(new_values: Tensor, returns: Tensor) -> Tensor:
 
 
 def clipped_value_loss(new_values: Tensor, old_values: Tensor, returns: Tensor, clip_coef: float) -> Tensor:
-    """Half the mean of the larger of two squared errors: as predicted, and kept within `clip_coef` of the old value."""
+    """Half the mean of the larger squared error: of the new value, or of it clipped to `clip_coef` of the old value."""
     kept = old_values + (new_values - old_values).clamp(-clip_coef, clip_coef)
     return 0.5 * torch.maximum((new_values - returns).square(), (kept - returns).square()).mean()
 
@@ -52,13 +52,13 @@ def approx_kl(log_ratio: Tensor) -> Tensor:
 
 def explained_variance(predicted: Tensor, target: Tensor) -> Tensor:
     """1 - Var(target - predicted) / Var(target): 1 is perfect, 0 no better than the mean; NaN for a constant target."""
-    # asked of the numbers, because the variance of equal ones is not always exactly zero
+    # compare the numbers, because the computed variance of equal numbers is not always exactly zero
     varied = (target != target.flatten()[:1]).any()
     return torch.where(varied, 1.0 - (target - predicted).var(correction=0) / target.var(correction=0), torch.nan)
 
 
 def normalize(x: Tensor) -> Tensor:
-    """Zero mean and unit standard deviation; a single row has none and is returned as it is."""
+    """Normalise to zero mean and unit standard deviation; a single row is returned unchanged."""
     if x.numel() < 2:
         return x
     centred = x - x.mean()
@@ -68,8 +68,8 @@ def normalize(x: Tensor) -> Tensor:
 def squashed_log_prob(unsquashed: Tensor, noise: Tensor, log_std: Tensor) -> Tensor:
     """Log-probability [B] of tanh(u) with u = mean + exp(log_std) * noise, all [B, A] (Haarnoja et al. 2018, app. C).
 
-    The change of variables subtracts log(1 - tanh(u)**2), written as 2 (log 2 - u - softplus(-2 u)): the plain form
-    loses all its digits where tanh(u) is near 1.
+    The change of variables subtracts log(1 - tanh(u)**2), written as 2 (log 2 - u - softplus(-2 u)): the direct form
+    loses all precision where tanh(u) is near 1.
     """
     gaussian = -0.5 * noise.square() - log_std
     correction = 2.0 * (unsquashed + F.softplus(-2.0 * unsquashed))
@@ -91,5 +91,5 @@ def temperature_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float)
 
 
 def smoothed_action(action: Tensor, noise: Tensor, noise_clip: float) -> Tensor:
-    """TD3's target action: clipped noise added, kept in [-1, 1] (Fujimoto et al. 2018, section 5.3)."""
+    """TD3's target policy smoothing: add clipped noise, clip to [-1, 1] (Fujimoto et al. 2018, section 5.3)."""
     return (action + noise.clamp(-noise_clip, noise_clip)).clamp(-1.0, 1.0)

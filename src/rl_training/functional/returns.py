@@ -18,9 +18,9 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (Schulman et al. 2016, eq. 16), all inputs [T, N].
 
-    `next_values[t]` is the value of the observation that really followed step t: at a truncated step that of the
-    episode's last observation, not of the next episode's first. Termination cuts the bootstrap; any end of an episode
-    (`ended`, terminated or truncated) cuts the sum. Returns advantages and the lambda-returns (advantages + values).
+    `next_values[t]` is the value of the true next observation of step t: at a truncated step, the episode's last
+    observation, not the next episode's first. Termination cuts the bootstrap; any end of an episode (`ended`,
+    terminated or truncated) cuts the sum. Returns advantages and the lambda-returns (advantages + values).
 
     Example: one environment, gamma 0.5, lambda 1, rewards 1, values 0, nothing ends, next_values 0:
         >>> one = torch.ones(2, 1)
@@ -28,7 +28,7 @@ def gae(
         [1.5, 1.0]
     """
     deltas = rewards + gamma * next_values * ~terminated - values
-    decay = (gamma * gae_lambda) * (~ended).to(deltas)  # a bool times a float would be float32 whatever the inputs are
+    decay = (gamma * gae_lambda) * (~ended).to(deltas)  # a bool times a float is float32 whatever the inputs are
     advantage = torch.zeros_like(deltas[0])
     backwards = []
     for delta, keep in zip(reversed(deltas.unbind()), reversed(decay.unbind()), strict=True):

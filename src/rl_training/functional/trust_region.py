@@ -1,4 +1,4 @@
-"""Trust regions: natural-gradient directions without matrices, and steps that keep their promise."""
+"""Trust regions: matrix-free natural-gradient directions, and a line search that enforces the KL limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def conjugate_gradient(
 ) -> Tensor:
     """Solve A x = b for x, where `product(v)` is A v for a symmetric positive definite A (Hestenes and Stiefel 1952).
 
-    Ends early when the squared residual is down to `tolerance` of b's, or in a direction in which A has no curvature.
+    Stops early when the squared residual falls to `tolerance` times that of b, or when A has no positive curvature in
+    the search direction.
 
     Example:
         >>> a = torch.tensor([[2.0, 0.0], [0.0, 4.0]])
@@ -24,7 +25,7 @@ def conjugate_gradient(
     x = torch.zeros_like(b)
     residual, direction = b.clone(), b.clone()
     squared = residual @ residual
-    enough = tolerance * squared  # not an absolute size: gradients are as small as the rewards
+    enough = tolerance * squared  # relative, because gradients scale with the rewards
     for _ in range(num_iterations):
         if squared <= enough:
             break
@@ -41,7 +42,7 @@ def conjugate_gradient(
 
 
 def fisher_product(kl: Tensor, parameters: Sequence[Tensor], damping: float) -> Callable[[Tensor], Tensor]:
-    """Products (F + damping) v, with F the Hessian of a mean KL at its minimum, by differentiating twice."""
+    """Fisher-vector products (F + damping) v, with F the Hessian of a mean KL at its minimum, by double backward."""
     gradient = flatten(torch.autograd.grad(kl, parameters, create_graph=True, materialize_grads=True))
 
     def product(v: Tensor) -> Tensor:
@@ -52,15 +53,15 @@ def fisher_product(kl: Tensor, parameters: Sequence[Tensor], damping: float) -> 
 
 
 def flatten(tensors: tuple[Tensor, ...]) -> Tensor:
-    """Tensors of any shape as one vector."""
+    """Concatenate tensors of any shape into one vector."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 @torch.no_grad()
 def assign(parameters: Sequence[Tensor], vector: Tensor) -> None:
-    """Write a flat vector into parameters, in place: torch's own function makes them views of the vector instead.
+    """Write a flat vector into parameters in-place; torch's own function makes them views of the vector instead.
 
-    Where memory begins decides how some kernels round, so a resumed run would differ.
+    With views the memory alignment changes, and with it the rounding of some kernels, so a resumed run would differ.
     """
     sizes = [parameter.numel() for parameter in parameters]
     for parameter, part in zip(parameters, vector.split(sizes), strict=True):
@@ -68,7 +69,7 @@ def assign(parameters: Sequence[Tensor], vector: Tensor) -> None:
 
 
 def largest_step(direction: Tensor, curvature: Tensor, target_kl: float) -> Tensor:
-    """The direction, as long as a quadratic KL of `target_kl` allows (Schulman et al. 2015, appendix C).
+    """The direction, scaled so that the quadratic KL equals `target_kl` (Schulman et al. 2015, appendix C).
 
     `curvature` is the matrix product F direction, so the KL of a step s * direction is s^2 / 2 * direction . curvature.
     """
@@ -76,7 +77,7 @@ def largest_step(direction: Tensor, curvature: Tensor, target_kl: float) -> Tens
 
 
 class LineSearch(NamedTuple):
-    """The share of the full step that was taken (0 for none), and what was found there."""
+    """The share of the full step that was taken (0 for none), and the surrogate's gain and the KL there."""
 
     share: float
     gain: Tensor
@@ -86,10 +87,10 @@ class LineSearch(NamedTuple):
 def line_search(
     evaluate: Callable[[float], tuple[Tensor, Tensor]], *, max_kl: float, shrink: float, num_tries: int
 ) -> LineSearch:
-    """The first of the shares 1, shrink, shrink^2, ... whose surrogate gains and whose KL stays within `max_kl`.
+    """The first of the shares 1, shrink, shrink^2, ... that improves the surrogate with a KL of at most `max_kl`.
 
-    `evaluate(share)` is the gain of the surrogate and the KL after that share of the full step. If none will do, the
-    share is 0, and evaluated last, so that what `evaluate` sets is left there.
+    `evaluate(share)` returns the gain of the surrogate and the KL after that share of the full step. If no share is
+    accepted, `evaluate(0)` is called last, so that anything it sets is back at a step of 0.
     """
     share = 1.0
     for _ in range(num_tries):

@@ -1,4 +1,4 @@
-"""Action values: targets, choices and errors. B batch, A actions, K outputs per action."""
+"""Action values: targets, action selection and losses. B batch, A actions, K outputs per action."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def td_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
-    """The one target of all of temporal-difference learning: reward + discount * next_value.
+    """The temporal-difference target: reward + discount * next_value.
 
     Example: the second transition terminated, so its discount is 0:
         >>> td_target(torch.tensor([1.0, 1.0]), torch.tensor([0.5, 0.0]), torch.tensor([4.0, 4.0])).tolist()
@@ -19,13 +19,13 @@ def td_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
 
 
 def at_action(values: Tensor, action: Tensor) -> Tensor:
-    """What `values` [B, A] or [B, A, K] hold for the actions [B]: [B] or [B, K]."""
+    """The entries [B] or [B, K] of `values` [B, A] or [B, A, K] at the actions [B]."""
     index = action.long().view(-1, *[1] * (values.dim() - 1)).expand(-1, 1, *values.shape[2:])
     return values.gather(1, index).squeeze(1)
 
 
 def double_q_value(next_q_online: Tensor, next_q_target: Tensor) -> Tensor:
-    """Double Q-learning (van Hasselt et al. 2016, eq. 4): one network [B, A] chooses, the other [B, A] judges: [B].
+    """Double Q-learning [B] (van Hasselt et al. 2016, eq. 4): one network [B, A] selects, the other [B, A] evaluates.
 
     Example:
         >>> double_q_value(torch.tensor([[1.0, 2.0]]), torch.tensor([[5.0, 3.0]])).tolist()
@@ -35,9 +35,9 @@ def double_q_value(next_q_online: Tensor, next_q_target: Tensor) -> Tensor:
 
 
 def huber(error: Tensor, delta: float = 1.0) -> Tensor:
-    """Half the square where |error| <= delta, and its tangent beyond: delta * (|error| - delta / 2).
+    """Huber loss: half the square where |error| <= delta, and linear beyond: delta * (|error| - delta / 2).
 
-    Written with c, the error clipped to [-delta, delta]: c (error - c / 2), whose derivative is c.
+    Computed as c (error - c / 2), where c is the error clipped to [-delta, delta]; its derivative is c.
     """
     return _Huber.apply(error, delta)  # type: ignore[no-untyped-call, no-any-return]
 

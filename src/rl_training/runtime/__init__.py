@@ -1,1 +1,1 @@
-"""When and how much: collecting, training and evaluating. No algorithm is named here."""
+"""Data collection, training loops and evaluation, independent of any particular algorithm."""

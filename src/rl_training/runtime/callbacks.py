@@ -1,4 +1,4 @@
-"""Callbacks: what happens around the iterations of a run. They see a small typed view of it, not its insides."""
+"""Callbacks that a run calls around its iterations; they get a small typed view of it, not its internals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl_training.contracts.state import Stateful
 
 
 class RunView(Protocol):
-    """What a callback may know and do."""
+    """The view of a run that callbacks get."""
 
     @property
     def env_steps(self) -> int:
@@ -55,15 +55,15 @@ class RunView(Protocol):
 
     @property
     def interrupted(self) -> bool:
-        """Whether the run is ending before its time, to be resumed (Ctrl-C, SIGTERM)."""
+        """Whether the run is ending early, to be resumed (Ctrl-C, SIGTERM)."""
         ...
 
     def record(self, metrics: Mapping[str, float]) -> None:
-        """Add metrics of a callback's own to those that are logged, until they are recorded anew."""
+        """Add a callback's metrics to those that are logged; they stay until they are recorded again."""
         ...
 
     def report_evaluation(self, result: EvaluationResult) -> None:
-        """Tell every callback of an evaluation."""
+        """Notify every callback of an evaluation."""
         ...
 
     def stop(self, reason: str) -> None:
@@ -74,8 +74,8 @@ class RunView(Protocol):
 class Callback(Stateful):
     """Base of callbacks; override what you need.
 
-    What must survive a resume belongs into a `Stateful` part, or into a dataclass field with `init=False`; fields that
-    the constructor takes are settings.
+    State to be restored on resume belongs in a `Stateful` attribute, or in a dataclass field with `init=False`; fields
+    that the constructor takes are settings.
 
     Example:
         >>> class PrintReturn(Callback):
@@ -100,14 +100,14 @@ class Callback(Stateful):
         """After the last iteration, when the run ended or was asked to stop; not when it failed."""
 
     def close(self) -> None:
-        """Release what the callback holds; called however the run ended."""
+        """Release resources; called however the run ended."""
 
 
 CallbackLike = Callback | Callable[[RunView], bool | None]
 
 
 def as_callbacks(callback: CallbackLike | Sequence[CallbackLike] | None) -> list[Callback]:
-    """Callbacks from what users give: nothing, one, several, or plain functions."""
+    """A list of callbacks from what users pass: None, one, several, or plain functions."""
     if callback is None:
         return []
     if isinstance(callback, Sequence):
@@ -124,13 +124,13 @@ class FunctionCallback(Callback):
     def on_iteration(self, run: RunView) -> None:
         """See `Callback.on_iteration`."""
         answer = self.function(run)
-        if isinstance(answer, (bool, np.bool_)) and not answer:  # a comparison of numpy's numbers is not `False`
+        if isinstance(answer, (bool, np.bool_)) and not answer:  # comparing numpy numbers gives `np.False_`
             run.stop(f"stopped by {getattr(self.function, '__name__', 'a callback')}")
 
 
 @dataclass
 class Every(Stateful):
-    """A period in environment steps: due once in every stretch of `period` steps. 0 means never.
+    """A period in environment steps: due once every `period` steps; 0 means never.
 
     `last` is a step, not a count of periods, because a resumed run may have another period.
     """
@@ -147,7 +147,7 @@ class Every(Stateful):
         return True
 
     def completed(self, env_steps: int) -> bool:
-        """What `due` will say, without taking note of it."""
+        """What `due` will return, without recording it."""
         return self.period > 0 and env_steps // self.period > self.last // self.period
 
 
@@ -161,7 +161,7 @@ class EvaluateFn(Protocol):
 
 @dataclass
 class EvaluationCallback(Callback):
-    """Evaluates every so many steps and tells the other callbacks, which keep the best checkpoint, stop, and so on."""
+    """Evaluates periodically and notifies the other callbacks, which keep the best checkpoint, stop, and so on."""
 
     evaluate: EvaluateFn
     every: Every
@@ -177,7 +177,7 @@ class EvaluationCallback(Callback):
             seed = draw_seed(random_stream(self.seed, "evaluation", self.num_evaluations))
             began = time.perf_counter()
             result = self.evaluate(run.policy, self.num_episodes, deterministic=self.deterministic, seed=seed)
-            self.every.last = run.env_steps  # not before: one that a signal stopped is made again after the resume
+            self.every.last = run.env_steps  # not before: if a signal stops it, it is repeated after the resume
             self.num_evaluations += 1
             run.record({"time/evaluation_seconds": time.perf_counter() - began})
             run.report_evaluation(result)
@@ -215,7 +215,7 @@ class StopOnNoImprovement(Callback):
 
 @dataclass
 class StopAfterSeconds(Callback):
-    """Ends the run after so many seconds of training, counted over resumes."""
+    """Ends the run after a number of seconds of training, summed over resumes."""
 
     transient: ClassVar[tuple[str, ...]] = ("_began",)
     seconds: float

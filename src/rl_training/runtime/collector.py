@@ -1,4 +1,4 @@
-"""The collector steps environments with a policy and hands every step to a sink."""
+"""The collector steps environments with a policy and passes every step to a sink."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ WINDOW = 100
 
 
 NOTHING_MORE = ActOutput(torch.empty(0), {})
-"""What comes with actions that were chosen without torch."""
+"""Empty extras and state, for actions that were chosen without torch."""
 
 
 class Sink(Protocol):
     """Where steps go: a rollout buffer, a replay buffer."""
 
     def add(self, step: Step) -> None:
-        """Take one step of all environments."""
+        """Add one step of all environments."""
         ...
 
 
@@ -56,7 +56,7 @@ class Episode(NamedTuple):
 
 @dataclass
 class EpisodeStatistics(Stateful):
-    """Raw (never normalised) returns and lengths: of episodes in flight, and of the last finished ones."""
+    """Raw (never normalised) returns and lengths: of unfinished episodes, and of the last finished ones."""
 
     per_env: ClassVar[tuple[str, ...]] = ("running_return", "running_length")
     running_return: npt.NDArray[np.float64]
@@ -72,12 +72,12 @@ class EpisodeStatistics(Stateful):
         return cls(np.zeros(num_envs, np.float64), np.zeros(num_envs, np.int64))
 
     def restart(self) -> None:
-        """Forget episodes in flight (all environments were reset)."""
+        """Discard unfinished episodes (all environments were reset)."""
         self.running_return[:] = 0
         self.running_length[:] = 0
 
     def add(self, step: VectorStep) -> list[Episode]:
-        """Take in one step; the episodes that ended in it, in the order of `step.finished`."""
+        """Add one step; returns the episodes that ended in it, in the order of `step.finished`."""
         if step.num_valid == len(step.valid):
             self.running_return += step.score
             self.running_length += 1
@@ -101,7 +101,7 @@ class EpisodeStatistics(Stateful):
         return episodes
 
     def metrics(self) -> dict[str, float]:
-        """Means over the window, under their shared names; empty before the first episode ends."""
+        """Means over the window; only the number of episodes before the first one ends."""
         if not self.returns:
             return {"rollout/episodes": 0.0}
         found = {
@@ -125,7 +125,7 @@ def _success(end_info: Mapping[str, Any], env: int) -> bool | None:
 def to_tensors(obs: ArrayObservation, device: torch.device) -> Observation:
     """Observations as tensors on the policy's device.
 
-    Copied also on a CPU, because torch aligns its memory and numpy does so less: kernels may round differently with it.
+    Copied also on a CPU: numpy aligns its memory less strictly than torch, and kernels may then round differently.
     """
     return map_observation(lambda x: torch.from_numpy(x).to(device, copy=True), obs)
 
@@ -162,7 +162,7 @@ class Collector(Stateful):
         self.policy_state: Any = None
         self.episode_start = np.ones(env.num_envs, np.bool_)
         self.saves_episodes = True
-        """Whether episodes in flight are kept in the state; not where it is known that they cannot be restored."""
+        """Whether unfinished episodes are part of the state; False if it is known that they cannot be restored."""
 
     def reset(self) -> None:
         """Begin new episodes everywhere, from the next seed of the environment stream."""
@@ -187,7 +187,7 @@ class Collector(Stateful):
     ) -> CollectStats:
         """Step all environments `num_steps` times, or until `max_transitions` is reached.
 
-        `env_steps` is where the run stands; errors name the step.
+        `env_steps` is the number of environment steps so far, for error messages.
         """
         if self.obs is None:
             self.reset()
@@ -220,7 +220,7 @@ class Collector(Stateful):
     def _record(
         self, sink: Sink, policy_obs: ArrayObservation, action: npt.NDArray[Any], out: ActOutput, step: VectorStep
     ) -> ArrayObservation:
-        """Hand one step to the sink, remember what follows, and return the next observation for the policy."""
+        """Pass one step to the sink, update the collector's state, and return the next observation for the policy."""
         assert self.obs is not None
         obs, reward, final_obs, normalize = self.obs, step.reward, step.final_obs, self.obs_normalizer
         done = step.terminated | step.truncated
@@ -252,7 +252,7 @@ class Collector(Stateful):
         return self.policy_obs
 
     def state_dict(self) -> dict[str, Any]:
-        """Streams, normalisers and statistics; episodes in flight where the environments can be snapshotted."""
+        """Random streams, normalisers and statistics; unfinished episodes if the environments support snapshots."""
         state = super().state_dict()
         snapshot = self.env.take_snapshot() if self.obs is not None and self.saves_episodes else ""
         state["in_flight"] = None
@@ -263,10 +263,10 @@ class Collector(Stateful):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore; without episodes in flight, the next `collect` begins new ones from the next environment seed."""
+        """Restore; without unfinished episodes, the next `collect` begins new ones from the next environment seed."""
         state = dict(state)
         flight = state.pop("in_flight")
-        if flight is None:  # nothing of single environments is kept, so there may be another number of them
+        if flight is None:  # no state per environment is restored, so their number may differ
             for name, part in (("statistics", self.statistics), ("reward_normalizer", self.reward_normalizer)):
                 if part is not None:
                     part.restart()

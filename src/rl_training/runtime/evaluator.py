@@ -1,4 +1,4 @@
-"""Evaluation: whole episodes in environments of its own, statistics frozen, seeds its own."""
+"""Evaluation: whole episodes in separate environments, with frozen statistics and separate seeds."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Evaluator:
     Every environment plays a fixed share of the episodes, so that short episodes are not counted more often than long
     ones (https://github.com/DLR-RM/stable-baselines3/issues/402). Equal seeds give equal episodes.
 
-    With probability `epsilon` an action is the random policy's instead: without it a deterministic policy may go round
-    in circles for ever in a game that is deterministic as well.
+    With probability `epsilon` the random policy chooses the action: otherwise a deterministic policy may loop forever
+    in a deterministic game.
 
-    Environments may keep what a reset does not take back: statistics of observations, random streams of their own. So
-    they are put into the state `before_use` (see `Environments.take_snapshot`) for each evaluation, or made anew by
-    `remake`. With neither, equal seeds give equal episodes only if a reset with a seed determines the environment.
+    A reset may leave state in an environment: statistics of observations, random streams of its own. So each evaluation
+    restores the state `before_use` (see `Environments.take_snapshot`), or creates the environments again with `remake`.
+    With neither, equal seeds give equal episodes only if a reset with a seed determines the environment.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Evaluator:
         )
 
     def _prepare(self) -> None:
-        """Environments as if no evaluation had been before."""
+        """Bring the environments into their state before the first evaluation."""
         if self.before_use is not None:
             self.env.restore_snapshot(self.before_use)
         elif self.remake is not None:

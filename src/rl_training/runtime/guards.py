@@ -1,7 +1,7 @@
-"""NaN and infinity are found where they appear, with the step, the environment and the quantity.
+"""Checks for NaN and infinity where they first appear; errors name the step, the environment and the quantity.
 
-Networks and buffers compute in float32. A number of float64 that is larger than float32 can hold would become infinity
-there, and counts as such.
+Networks and buffers compute in float32. A float64 number that exceeds the range of float32 would become infinity there,
+and counts as infinite.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ When = int | str
 
 
 def check_step(step: VectorStep, when: When) -> None:
-    """Refuse rewards and observations (also last ones of an episode) that are not finite in float32."""
+    """Refuse rewards and observations (including final ones) that are not finite in float32."""
     _check("reward", step.reward, None, when)
     check_observation(step.obs, None, when)
     if step.final_obs is not None:
@@ -41,7 +41,7 @@ def _check(quantity: str, values: AnyArray, envs: AnyArray | None, when: When) -
     if values.dtype.kind != "f":
         return
     fits = np.isfinite(values) if values.dtype.itemsize <= 4 else np.abs(values) <= LARGEST
-    if np.count_nonzero(fits) == values.size:  # quicker on few numbers than `.all()`
+    if np.count_nonzero(fits) == values.size:  # faster than `.all()` on small arrays
         return
     when = when if isinstance(when, str) else f"after {when} environment steps"
     envs = np.arange(len(values)) if envs is None else envs

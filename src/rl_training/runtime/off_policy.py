@@ -1,4 +1,4 @@
-"""Off-policy training: collect a little, keep it in replay, and make the gradient steps that are due."""
+"""Off-policy training: collect a few steps, store them in the replay buffer, and make the gradient steps due."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rl_training.runtime.trainer import Trainer
 
 @dataclass
 class Workload(Stateful):
-    """Gradient steps due: so many per environment step, counted from the step at which learning started.
+    """Gradient steps due: a fixed number per environment step, counted from the step at which learning started.
 
     Example: a quarter of a gradient step per environment step, from step 100 on; 3 of 10 have been made:
         >>> Workload(Fraction(1, 4), start=100).due(env_steps=140, updates=3)
@@ -32,19 +32,19 @@ class Workload(Stateful):
     start: int = 0
     """Environment steps at which learning started."""
     updates_before: int = 0
-    """Gradient steps that were made until then."""
+    """Gradient steps that were made before that."""
 
     def due(self, env_steps: int, updates: int) -> int:
         """Gradient steps to make now."""
-        steps = max(0, env_steps - self.start)  # whole numbers, because arithmetic of fractions is slow
+        steps = max(0, env_steps - self.start)  # integers, because arithmetic with fractions is slow
         return self.per_step.numerator * steps // self.per_step.denominator - (updates - self.updates_before)
 
 
 class OffPolicyTrainer(Trainer):
-    """Feeds replay from a collector and an algorithm from replay.
+    """Stores collected steps in the replay buffer, and updates the algorithm with batches from it.
 
-    One iteration is `num_steps` steps of every environment, and then the gradient steps that they made due. The last
-    one of a run is cut so that the step budget is exceeded by less than the number of environments.
+    One iteration is `num_steps` steps of every environment, and then the gradient steps that are due. The last
+    iteration of a run is shortened so that the step budget is exceeded by less than the number of environments.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class OffPolicyTrainer(Trainer):
         self.random_policy = random_policy
         given = settings.random_steps
         self.random_steps = settings.learning_starts if given is None else given
-        # as written: a float like 0.29 is slightly less than it says, and 0.29 * 100 would be due as 28
+        # from the decimal text: the float 0.29 is slightly less than 0.29, so that of 0.29 * 100 only 28 would be due
         self.workload = Workload(Fraction(str(settings.updates_per_step)), settings.learning_starts)
 
     def iterate(self) -> None:
@@ -91,11 +91,11 @@ class OffPolicyTrainer(Trainer):
             self.sampler.update_priorities(batch.indices, result.priorities)
             self.progress.updates += result.num_updates
         check_update(result.metrics, self.env_steps)
-        self._latest = {**self._latest, **result.metrics}  # what learns with a delay is not in every result
+        self._latest = {**self._latest, **result.metrics}  # delayed updates are not in every result
         self._timers.update += time.perf_counter() - began
 
     def state_dict(self) -> dict[str, Any]:
-        """State of all parts, with the replay unless it is not to be kept."""
+        """State of all parts, with the replay buffer if `checkpoint_replay` is set."""
         keep = self.settings.checkpoint_replay
         return {
             **super().state_dict(),
@@ -104,7 +104,7 @@ class OffPolicyTrainer(Trainer):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore all parts. Without the replay, learning waits until there is as much as at the start of a run."""
+        """Restore all parts; without the replay buffer, learning waits for `learning_starts` new steps."""
         state = dict(state)
         check_keys("the replay", ("sampler", "workload"), {k: state[k] for k in ("sampler", "workload") if k in state})
         sampler, workload = state.pop("sampler"), state.pop("workload")
@@ -118,17 +118,17 @@ class OffPolicyTrainer(Trainer):
             self.sampler.buffer.close_episodes()
 
     def replace_replay(self, buffer: ReplayBuffer) -> None:
-        """Go on with another replay."""
+        """Continue with another replay buffer."""
         self.sampler.replace(buffer)
         self._leave_episodes()
 
     def _leave_episodes(self) -> None:
-        """Begin new episodes if the replay cannot take up those in flight: it rebuilds stacks from what it has seen."""
+        """Begin new episodes if the replay buffer stacks frames: it lacks the earlier frames of the current ones."""
         if self.sampler.buffer.is_stacked:
             self.collector.obs = None
 
     def _load_replay(self, state: dict[str, Any]) -> bool:
-        """Whether the saved replay is of use: in environments that were given there may be another number of them."""
+        """Restore the replay buffer; False if it has another number of environments, as user-supplied ones may."""
         try:
             self.sampler.load_state_dict(state)
         except OtherNumberOfEnvsError as error:

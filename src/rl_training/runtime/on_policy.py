@@ -1,4 +1,4 @@
-"""On-policy training: collect a rollout with the current policy, learn from it, throw it away."""
+"""On-policy training: collect a rollout with the current policy, learn from it, discard it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rl_training.runtime.trainer import Trainer
 
 
 class OnPolicyTrainer(Trainer):
-    """Fills a `RolloutBuffer` and hands it to the algorithm.
+    """Fills a `RolloutBuffer` and passes it to the algorithm.
 
-    The last rollout of a run is cut so that the step budget is exceeded by less than the number of environments.
+    The last rollout of a run is shortened so that the step budget is exceeded by less than the number of environments.
     """
 
     def __init__(self, algorithm: Algorithm[Any], collector: Collector, buffer: RolloutBuffer) -> None:
@@ -45,6 +45,6 @@ class OnPolicyTrainer(Trainer):
         self._timers.update += time.perf_counter() - began
         self._timers.env += stats.env_seconds
         self._timers.policy += stats.policy_seconds
-        # schedules see the steps before this rollout, so the last update still has a learning rate
+        # schedules see the steps before this rollout, so the learning rate of the last update is not zero yet
         self.progress.env_steps += stats.num_transitions
         self.progress.iterations += 1

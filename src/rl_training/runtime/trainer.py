@@ -1,4 +1,4 @@
-"""The loop that every run goes through: iterate, callbacks (log, evaluate, checkpoint, ...), stop?"""
+"""The training loop of every run: iterate, call callbacks (log, evaluate, checkpoint, ...), check whether to stop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TrainResult:
     """The last metrics; `global_step` is the number of environment steps."""
     stop_reason: str
     interrupted: bool = False
-    """Whether a signal ended the run before its time; it can be resumed."""
+    """Whether a signal ended the run early; it can be resumed."""
     best_return: float | None = None
     """Best mean return over evaluations."""
     final_evaluation: EvaluationResult | None = None
@@ -60,9 +60,9 @@ class Timers:
 
 
 class Trainer(Stateful, ABC):
-    """Runs iterations until a number of environment steps, or until something asks to stop.
+    """Runs iterations until a number of environment steps, or until a stop is requested.
 
-    Trainers supply data and algorithms consume it: no maths here, and no algorithm's name.
+    Trainers supply data and algorithms consume it: no maths here, and nothing specific to one algorithm.
     """
 
     def __init__(self, algorithm: Algorithm[Any], collector: Collector) -> None:
@@ -81,21 +81,21 @@ class Trainer(Stateful, ABC):
         self._just_restored = False
         self._changes = NetworkChanges(algorithm)
         self.undone: list[str] = []
-        """Names of callbacks that a signal kept from this iteration: the next `run` calls them first."""
+        """Names of callbacks that a signal skipped in this iteration; the next `run` calls them first."""
         self.restored_from = "the saved state"
         """Where the state was read from, for messages."""
 
     @abstractmethod
     def iterate(self) -> None:
-        """Collect, learn, and move `progress` on."""
+        """Collect, learn, and update `progress`."""
 
     def run(
         self, total_timesteps: int, callbacks: Sequence[Callback] = (), *, new: Sequence[Callback] = ()
     ) -> TrainResult:
         """Train until `progress.env_steps` reaches `total_timesteps`; the first call fixes the schedules' horizon.
 
-        Callbacks go on from where those of the same class were when the last call ended, except those that are also
-        in `new`: they get a state only from a checkpoint.
+        Callbacks continue with the state that callbacks of the same class had at the end of the last call, except those
+        that are also in `new`: they get a state only from a checkpoint.
         """
         keep_memory()
         self.callbacks = list(callbacks)
@@ -106,7 +106,7 @@ class Trainer(Stateful, ABC):
             self.progress.horizon = total_timesteps
         self._changes.take_over()
         with ExitStack() as closing:
-            for callback in reversed(self.callbacks):  # closed in their order, each even if another cannot be
+            for callback in reversed(self.callbacks):  # closed in order, each even if closing another fails
                 closing.callback(callback.close)
             self._restore_callbacks(new)
             for callback in self.callbacks:
@@ -129,8 +129,8 @@ class Trainer(Stateful, ABC):
     def _call_back(self, names: Iterable[str]) -> None:
         """Call these callbacks after an iteration.
 
-        If a signal stops one in the middle of an evaluation, it and those after it are called after the resume: they
-        have seen nothing of this iteration, so the resumed run is the same as one that was never interrupted.
+        If a signal stops one in the middle of an evaluation, it and those after it are called after the resume, so the
+        resumed run is the same as one that was never interrupted.
         """
         waiting, self.undone = [(name, call) for name, call in _named(self.callbacks).items() if name in names], []
         for place, (_, callback) in enumerate(waiting):
@@ -181,7 +181,7 @@ class Trainer(Stateful, ABC):
 
     @property
     def signal(self) -> str | None:
-        """The name of the signal that asked the run to end, if one did: an evaluation then stops at once."""
+        """The name of the signal that requested a stop, or None; an evaluation then stops at once."""
         return self._signal
 
     def record(self, metrics: Mapping[str, float]) -> None:
@@ -189,7 +189,7 @@ class Trainer(Stateful, ABC):
         self._recorded.update(metrics)
 
     def _lasting(self) -> dict[str, float]:
-        """Metrics of callbacks, without timings, which are nothing to restore."""
+        """Metrics of callbacks without timings, which are not restored."""
         return {name: value for name, value in self._recorded.items() if not name.startswith("time/")}
 
     def metrics(self) -> dict[str, float]:
@@ -208,7 +208,7 @@ class Trainer(Stateful, ABC):
             callback.on_evaluation(self, result)
 
     def stop(self, reason: str) -> None:
-        """See `RunView.stop`. What ends a run for good counts more than a signal, after which it would be resumed."""
+        """See `RunView.stop`; takes precedence over a signal, after which the run would be resumed."""
         if self._stop_reason in (None, self._signal):
             self._stop_reason = reason
 
@@ -230,7 +230,7 @@ class Trainer(Stateful, ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore all parts. Callbacks get theirs when the next `run` knows them."""
+        """Restore all parts; callbacks are restored by the next `run`."""
         state = {"undone": [], **state}
         names = ("algorithm", "collector", "progress", "best_return", "metrics", "callbacks", "undone")
         check_keys("the run", names, state)
@@ -257,7 +257,7 @@ class Trainer(Stateful, ABC):
                     raise CheckpointError(f"{self.restored_from}: {error}") from error
 
     def _read_callbacks(self) -> dict[str, Any]:
-        """What the callbacks of this run hold, over what was saved for others before."""
+        """State of this run's callbacks, merged into the state saved for earlier ones."""
         current = {name: callback.state_dict() for name, callback in _named(self.callbacks).items()}
         return {**self._callback_state, **{name: state for name, state in current.items() if state}}
 

@@ -1,4 +1,4 @@
-"""Checks for code of others: `check_algorithm` for an algorithm, `check_env` for an environment.
+"""Checks for third-party code: `check_algorithm` for an algorithm, `check_env` for an environment.
 
 >>> from rl_training.testing import check_algorithm
 >>> check_algorithm(my_package.SPEC)  # doctest: +SKIP

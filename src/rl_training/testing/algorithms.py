@@ -1,4 +1,4 @@
-"""The contract suite for algorithms: what every algorithm of this package keeps, for those of others."""
+"""The contract test suite for third-party algorithms, which every algorithm of this package satisfies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 OTHER_SPACES = {**ACTIONS, "Text": spaces.Text(5), "Tuple": spaces.Tuple([spaces.Discrete(2)])}
 GOOD_SCORE, VALUE_TOLERANCE = 0.7, 0.25
 LOOKS = 10
-"""How often in a run it is looked whether a probe has been learned, so that it can end."""
+"""How often per run to check whether a probe has been learned, to stop early."""
 STEPS = {"on-policy": 6_000, "off-policy": 3_000}
 
 
@@ -45,21 +45,21 @@ def check_algorithm(
     learning: bool = True,
     steps: int | None = None,
 ) -> None:
-    """Check an algorithm against the contract that all algorithms of this package keep.
+    """Check an algorithm against the contract that all algorithms of this package satisfy.
 
-    - Its settings are documented, differ in name from those of a run, and go to a file and back.
+    - Its settings are documented, differ in name from those of a run, and survive a round trip through a file.
     - Its presets load.
-    - Action spaces that it does not name are refused, those that it names are taken.
-    - A run that is stopped in the middle and resumed ends with the same bits as one that was not.
+    - It accepts the action spaces that it declares and refuses all others.
+    - A run that is stopped in the middle and resumed ends bitwise equal to one that was not.
     - A checkpoint holds everything that training changes.
     - It learns probes: one-step and two-step environments whose best actions and values are known.
 
-    It need not be registered. The probes are learned with small networks and a large learning rate, where it has these
-    settings; `settings` of the algorithm win over them, in all checks. `steps` is how long each probe is learned, and
-    without `learning` they are left out.
+    It need not be registered. The probes are learned with small networks and a large learning rate, if it has these
+    settings; `settings` of the algorithm override them in all checks. `steps` is the number of steps per probe;
+    `learning=False` skips the probes.
 
     Raises:
-        AssertionError: it does not keep the contract; every failure is one line.
+        AssertionError: it violates the contract; every failure is one line.
 
     Example:
         >>> def test_contract():
@@ -89,7 +89,7 @@ def check_algorithm(
 
 
 def _collect(check: Callable[[], Iterator[str]]) -> Iterator[str]:
-    """What a check finds; that it could not be finished is a failure as well."""
+    """Failures of a check; an exception counts as a failure."""
     try:
         yield from check()
     except Exception as error:
@@ -99,7 +99,7 @@ def _collect(check: Callable[[], Iterator[str]]) -> Iterator[str]:
 
 @contextmanager
 def _registered(spec: AlgorithmSpec) -> Iterator[None]:
-    """Have the algorithm known by its name meanwhile."""
+    """Register the algorithm temporarily, unless it is registered already."""
     try:
         is_known = get_spec(spec.name).algorithm is spec.algorithm
     except ConfigError:
@@ -116,7 +116,7 @@ def _registered(spec: AlgorithmSpec) -> Iterator[None]:
 
 @dataclass
 class _Suite:
-    """The checks, each a function that gives one sentence for each failure."""
+    """The checks; each yields one sentence per failure."""
 
     spec: AlgorithmSpec
     settings: dict[str, Any]
@@ -258,7 +258,7 @@ class _Suite:
     def _learned(
         self, kind: str, actions: str, read: Callable[[Agent], T], is_good: Callable[[T], bool]
     ) -> tuple[T, int]:
-        """What is read of an agent as soon as it has learned a probe, or at the end; and after how many steps."""
+        """Train on a probe until `is_good` or the last step; returns what `read` gives, and the number of steps."""
         names = self.spec.config.__dataclass_fields__
         own: dict[str, Any] = {"gamma": 0.9, **small_networks(self.spec, 32)}
         if issubclass(self.spec.config, OffPolicyConfig):

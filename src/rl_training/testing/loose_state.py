@@ -1,8 +1,8 @@
 """Finds state that training changes and a checkpoint lacks.
 
-Every object that a trainer holds is looked at before training, after it, and in a second trainer that was restored from
-the first one's checkpoint. Whatever changed in training must be the same again after the restore, unless its class
-names it in `transient`, or it is one of the few exemptions below, each with its reason.
+Every object reachable from a trainer is inspected before training, after it, and in a second trainer that was restored
+from the first one's checkpoint. Whatever changed in training must be the same after the restore, unless its class lists
+it in `transient`, or it is one of the few exemptions below, each with its reason.
 """
 
 from __future__ import annotations
@@ -54,29 +54,29 @@ EXEMPT: dict[type[Any], dict[str, str]] = {
     ParameterStore: {"grad": "written anew before every use"},
     NoisyLinear: {"_buffers": "noise, which is drawn anew before every use and off otherwise"},
 }
-"""What is not state although it changes, by class, with the reason."""
+"""Attributes that change but are not state, by class, with the reason."""
 
 PACKAGE = frozenset({"rl_training"})
-"""The roots of the packages whose objects are looked at, if no others are."""
+"""Default root packages whose objects are inspected."""
 
 Snapshot = dict[str, dict[str, Any]]
 """For each object by its path: the fingerprints of its attributes."""
 
 
 def is_ours(value: Any, roots: Collection[str]) -> bool:
-    """Objects whose attributes are looked at: networks, and those of the packages that are looked at."""
+    """Whether an object's attributes are inspected: networks, and objects of the packages in `roots`."""
     return isinstance(value, nn.Module) or (
         type(value).__module__.partition(".")[0] in roots
         and not isinstance(
             value, (type, tuple, types.FunctionType, Accelerated, ArrayNetwork)
-        )  # made anew by every process
+        )  # created again by every process
         and not isinstance(value, VectorEnv)  # Gymnasium's state, whose snapshots have tests of their own
         and hasattr(value, "__dict__")
     )
 
 
 def children(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an attribute leads to: itself, the items of a container, the owner of a method."""
+    """The objects that an attribute refers to: itself, the items of a container, the owner of a method."""
     if isinstance(value, types.MethodType):
         yield ".__self__", value.__self__
     elif isinstance(value, Mapping):
@@ -109,7 +109,7 @@ def objects_of(root: Any, roots: Collection[str] = PACKAGE) -> dict[str, Any]:
 
 
 def fingerprint(value: Any) -> Any:
-    """Something comparable that differs whenever plain data, a tensor or a random stream does."""
+    """A comparable value that differs whenever plain data, a tensor or a random stream does."""
     if isinstance(value, torch.Tensor):
         return ("tensor", str(value.dtype), tuple(value.shape), value.detach().cpu().numpy().tobytes())
     if isinstance(value, (np.ndarray, np.generic)):
@@ -127,13 +127,13 @@ def fingerprint(value: Any) -> Any:
         return ("sequence", [fingerprint(item) for item in value])
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    return ("object", type(value).__qualname__)  # walked by itself, or not ours
+    return ("object", type(value).__qualname__)  # inspected separately, or not ours
 
 
 def attributes_of(owner: Any) -> dict[str, Any]:
-    """Of the object itself, and defaults that a dataclass leaves with the class until they are first set.
+    """Attributes of the object, including dataclass defaults that are still stored on the class.
 
-    Replay counts by its rows: what lies in places of its ring that hold none does not matter.
+    A replay buffer is compared by its rows: unused places of its ring do not matter.
     """
     if isinstance(owner, ReplayBuffer):
         return flat(owner.state_dict())
@@ -142,7 +142,7 @@ def attributes_of(owner: Any) -> dict[str, Any]:
 
 
 def look_at(root: Any, roots: Collection[str] = PACKAGE) -> Snapshot:
-    """The fingerprints of everything that can be reached from a trainer."""
+    """Fingerprints of all objects reachable from a trainer."""
     return {
         path: {name: fingerprint(value) for name, value in attributes_of(owner).items()}
         for path, owner in objects_of(root, roots).items()
@@ -160,7 +160,7 @@ def exemption(owner: Any, attribute: str) -> str | None:
 
 
 def find_loose(before: Snapshot, trainer: Any, restored: Any, roots: Collection[str] = PACKAGE) -> list[str]:
-    """Attributes that training changed and a restore does not bring back."""
+    """Attributes that training changed and loading a checkpoint does not restore."""
     after, again, owners = look_at(trainer, roots), look_at(restored, roots), objects_of(trainer, roots)
     missing = object()
     return [
@@ -176,7 +176,7 @@ def find_loose(before: Snapshot, trainer: Any, restored: Any, roots: Collection[
 def run_it(
     experiment: Experiment, directory: Path, callbacks: Callable[[], list[Callback]], *, progress: bool = False
 ) -> Trainer:
-    """As `run_experiment` does; an experiment that has its steps behind it only gets its callbacks back."""
+    """Run as `run_experiment` does; for a finished experiment, only the callbacks are restored."""
     directory.mkdir(exist_ok=True)
     (directory / "metadata.json").write_text('{"run_id": "x"}')
     user = callbacks()
@@ -193,7 +193,7 @@ def loose_state(
     *,
     progress: bool = False,
 ) -> list[str]:
-    """What a checkpoint of this run would lack."""
+    """Attributes that a checkpoint of this run would lack."""
     trained = build_experiment(config)
     fresh = look_at(trained.trainer, roots)
     run_it(trained, directory / "trained", callbacks, progress=progress)

@@ -35,7 +35,7 @@ class Probe(gym.Env[Any, Any]):
     - `action`: one step; the reward says how good the action is.
     - `match`: one step; which action is good depends on the observation.
     - `delayed`: two steps; the first action is rewarded at the end of the second, and the observation tells how much.
-    - `walk`: episodes of up to seven steps that end in either way, at random, for runs that are stopped and resumed.
+    - `walk`: episodes of up to seven steps that terminate at random or are truncated, for testing resumed runs.
 
     A good action is 1 in every component for an observation that is not negative, and 0 for one that is; real-valued
     actions aim at 0.5 and -0.5. The best reward is 1.
@@ -76,7 +76,7 @@ class Probe(gym.Env[Any, Any]):
         return self.show(self.shown), reward, terminated, truncated, {}
 
     def quality(self, action: Any) -> float:
-        """How good an action is where something is shown: 1 at best, and -1 for a choice that is all wrong."""
+        """How good an action is for the current observation: 1 at best, and -1 for an all-wrong discrete action."""
         up = self.shown >= 0
         if isinstance(self.action_space, spaces.Box):
             return 1.0 - 2.0 * float((np.asarray(action)[0] - (0.5 if up else -0.5)) ** 2)

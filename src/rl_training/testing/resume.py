@@ -1,4 +1,4 @@
-"""Stop runs and resume them, and compare what they end with, bit for bit, with the run that was never stopped."""
+"""Stops and resumes runs, and compares their results bitwise with a run that was never stopped."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def only_run(output_dir: Path) -> Path:
 
 
 class Crash(BaseException):
-    """What ends a run as a kill does: nothing gets to know of it in time."""
+    """Ends a run like a kill: without warning."""
 
 
 def crash_at(step: int) -> Callable[[RunView], None]:
-    """A callback that ends the run at once when so many steps have been made."""
+    """A callback that crashes the run once `step` environment steps have been made."""
 
     def crash(run: RunView) -> None:
         if run.env_steps >= step:
@@ -41,7 +41,7 @@ def crash_at(step: int) -> Callable[[RunView], None]:
 def crash_and_resume(
     config: TrainConfig, steps: Sequence[int], changes: Mapping[str, Any] | None = None, env: EnvLike | None = None
 ) -> Path:
-    """A run that crashes at these steps and is resumed each time, in this process; its run directory."""
+    """Run in this process, crash at these steps and resume each time; returns the run directory."""
     config = config.replace(**(changes or {}))
     with _crashing():
         train(config, env=env, progress=False, callback=crash_at(steps[0]))
@@ -63,7 +63,7 @@ def _crashing() -> Iterator[None]:
 
 
 def differences(run: Path, other: Path, ignoring: Sequence[str] = ()) -> list[str]:
-    """Every entry of the last checkpoint, the metrics and the evaluations in which two runs differ; timings aside."""
+    """Every entry of the last checkpoint, the metrics and the evaluations in which two runs differ, except timings."""
     state, other_state = (flat(load_checkpoint(checkpoints_of(path)[-1]).state) for path in (run, other))
     names = [name for name in state.keys() | other_state.keys() if not name.startswith(tuple(ignoring))]
     found = [f"state {name}" for name in names if not same(state, other_state, name)]
@@ -77,7 +77,7 @@ def differences(run: Path, other: Path, ignoring: Sequence[str] = ()) -> list[st
 
 
 def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """The leaves of a state by their paths. Replay counts by its rows, in whatever files they lie."""
+    """The leaves of a state by path; a replay buffer counts by its rows, whatever files they are in."""
     if isinstance(value, dict) and "segments" in value:
         return flat(_rows(value), name)
     if isinstance(value, (dict, list)) and value:
@@ -87,7 +87,7 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 
 
 def _rows(replay: dict[str, Any]) -> dict[str, Any]:
-    """A saved replay with its segments joined; a file that is shared may begin with rows that are gone since."""
+    """A saved replay buffer with its segments joined; a shared file may begin with rows that were dropped since."""
     oldest, num_envs = replay["oldest"], replay["num_envs"]
     columns: dict[str, list[Any]] = {}
     for segment in replay["segments"]:

@@ -1,4 +1,4 @@
-"""Settings with which an algorithm is so small and quick that whole runs fit into an ordinary test."""
+"""Settings that make an algorithm small and fast enough for whole runs in a unit test."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""A conformance check for environments, with findings that say what is wrong, what it does to training, and the cure.
+"""A conformance check for environments; findings say what is wrong, how it affects training, and how to fix it.
 
     >>> print(format_findings(check_env("CartPole-v1")))  # doctest: +ELLIPSIS
     No problems found...
 
-The check plays with random actions, so it finds what random actions can reach. Levels:
+The check takes random actions, so it finds only what random actions can reach. Levels:
 
 - `error`: training would fail or learn from wrong data;
 - `warning`: training works, but something is probably not what was meant;
 - `info`: good to know.
 
-Environments that are to be saved in the middle of an episode offer `get_state()`, which returns plain data, and
-`set_state(state)`, which takes it back (see `rl_training.envs.snapshot`). Everything the next steps depend on belongs
-into it, the random generator too.
+To be saved in the middle of an episode, an environment implements `get_state()`, which returns plain data, and
+`set_state(state)`, which restores it (see `rl_training.envs.snapshot`). The state must contain everything the next
+steps depend on, including the random generator.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = ["Finding", "check_env", "format_findings"]
 
 
 def check_env(env: EnvLike, *, num_steps: int = 2000, seed: int = 0) -> list[Finding]:
-    """Check an environment; nothing is raised for a bad one, it is reported.
+    """Check an environment; problems are reported, not raised.
 
-    An environment object is played with and left open: reset it before you use it. What is made here (from an id or a
-    callable) is closed here.
+    An environment object is stepped and left open: reset it before you use it. An environment that is created here
+    (from an id or a callable) is closed here.
 
     Args:
-        env: An id, a callable that makes an environment, an environment, or a vector environment.
-        num_steps: How many random steps to play.
+        env: An id, a callable that returns an environment, an environment, or a vector environment.
+        num_steps: How many random steps to take.
         seed: Seed of the environment and of the random actions.
 
     Returns:
@@ -62,14 +62,14 @@ def check_env(env: EnvLike, *, num_steps: int = 2000, seed: int = 0) -> list[Fin
                     check_single(target, report, num_steps, seed)
         except CannotGoOn:
             pass
-        except (Exception, SystemExit) as error:  # an environment so unusual that a check of ours stumbled over it
+        except (Exception, SystemExit) as error:  # an environment so unusual that a check itself failed
             report.add("error", "check", f"the check could not be finished: {error_text(error)}")
     return report.findings()
 
 
 @contextmanager
 def _opened(env: EnvLike, report: Report) -> Iterator[SingleEnv | AnyVectorEnv]:
-    """The environment that was given, or the one it says how to make, which is closed afterwards."""
+    """The given environment, or one created from an id or a callable, which is closed afterwards."""
     if isinstance(env, (gym.Env, VectorEnv)):
         yield env
         return

@@ -1,4 +1,4 @@
-"""What a check has to say, and the report that gathers it."""
+"""Findings of a check, and the report that collects them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEVELS: tuple[Level, ...] = ("error", "warning", "info")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a check has to say."""
+    """One finding of a check."""
 
     level: Level
     topic: str
@@ -24,7 +24,7 @@ class Finding:
 
 
 def format_findings(findings: Sequence[Finding]) -> str:
-    """Findings as text to print: a line that sums them up, then one line each.
+    """Findings as text to print: a summary line, then one line each.
 
     Example:
         >>> print(format_findings([Finding("warning", "seeding", "every seed starts in the same state")]))
@@ -37,26 +37,26 @@ def format_findings(findings: Sequence[Finding]) -> str:
 
 
 class CannotGoOn(Exception):  # noqa: N818 - not an error: what is wrong has been reported
-    """Nothing more can be learned about the environment."""
+    """The check cannot continue."""
 
 
 class Report:
-    """Findings, each kind once however often it is met."""
+    """Collects findings, each kind once."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], Finding] = {}
 
     def add(self, level: Level, topic: str, message: str, kind: str | None = None) -> None:
-        """Note a finding, unless one of the same kind (by default: with the same message) was noted before."""
+        """Add a finding, unless one of the same kind (by default: with the same message) was added before."""
         self._found.setdefault((topic, kind or message), Finding(level, topic, message))
 
     def fatal(self, topic: str, message: str) -> CannotGoOn:
-        """Note an error after which no check makes sense; to be raised."""
+        """Add an error after which the check cannot continue; returns the exception to raise."""
         self.add("error", topic, message)
         return CannotGoOn(message)
 
     def findings(self) -> list[Finding]:
-        """Errors first; within a level in the order in which they were met."""
+        """Errors first; within a level in the order in which they were found."""
         return sorted(self._found.values(), key=lambda finding: LEVELS.index(finding.level))
 
 

@@ -1,4 +1,4 @@
-"""Spaces, and whether observations are what their space says."""
+"""Checks of spaces, and of observations against their space."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUPPORTED_NAMES = "Box, Discrete, MultiDiscrete and MultiBinary"
 
 
 def get_space(env: Any, name: str, report: Report) -> spaces.Space[Any]:
-    """A space of an environment, which has to have it."""
+    """A space of an environment; fatal if it has none."""
     space = getattr(env, name, None)
     if not isinstance(space, spaces.Space):
         raise report.fatal("spaces", f"{name} must be a gymnasium.spaces.Space, got {space!r}")

@@ -1,4 +1,4 @@
-"""Playing with an environment of any kind: calls whose results have the right form, and trajectories to compare."""
+"""Playing any kind of environment: calls with checked results, and trajectories to compare."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ StepParts = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
 class Player:
-    """Resets and steps an environment, and reports what has not the right form."""
+    """Resets and steps an environment, and reports malformed results."""
 
     def __init__(self, env: SingleEnv | AnyVectorEnv, observation_space: spaces.Space[Any], report: Report) -> None:
         self.env, self.observation_space, self.report = env, observation_space, report
@@ -72,16 +72,16 @@ class Player:
         return obs, reward, terminated, truncated, info
 
     def check_observation(self, obs: Any, call: str) -> None:
-        """Look at an observation that a call returned."""
+        """Check an observation that a call returned."""
         check_observation(self.observation_space, obs, self.report, call)
 
     def check_outcome(self, reward: Any, terminated: Any, truncated: Any) -> None:
-        """Look at what else a step returned."""
+        """Check the reward and the flags that a step returned."""
         raise NotImplementedError
 
 
 class Moment(NamedTuple):
-    """What one step, or a reset (`length` 0), left behind."""
+    """Record of one step, or of a reset (`length` 0)."""
 
     digest: bytes
     episode: int = 0
@@ -98,7 +98,7 @@ class Moment(NamedTuple):
 
 
 def check_repeatable(one: Sequence[Moment], two: Sequence[Moment], report: Report, where: str) -> None:
-    """Equal seeds and equal actions must give equal trajectories. `where` says how to name a moment."""
+    """Equal seeds and equal actions must give equal trajectories; `where` is the format string that names a moment."""
     moment = next((a for a, b in zip(one, two, strict=False) if a != b), None)
     if moment is None:
         return
@@ -129,7 +129,7 @@ def random_actions(space: spaces.Space[Any], num_steps: int, seed: int) -> list[
 
 
 def digest(value: Any) -> bytes:
-    """Equal observations have equal digests, which keep nothing alive and cost no memory."""
+    """Hash of an observation: equal observations have equal digests, without being kept in memory."""
     if isinstance(value, Mapping):
         parts = [repr(key).encode() + digest(value[key]) for key in sorted(value, key=repr)]
     elif isinstance(value, (tuple, list)):

@@ -36,7 +36,7 @@ def check_single(env: SingleEnv, report: Report, num_steps: int, seed: int) -> N
     check_repeatable(trajectory, again, report, "step {step} of episode {episode}")
     _check_seeds(player, again, compared, seed)
     _check_ends(trajectory, env, report)
-    in_private = SinglePlayer(env, observation_space, Report())  # what follows a bad restore is no finding
+    in_private = SinglePlayer(env, observation_space, Report())  # problems after a bad restore are not findings
     report.add("info", "snapshot", _try_snapshot(in_private, actions[:20], seed))
 
 
@@ -51,7 +51,7 @@ class SinglePlayer(Player):
         return [Moment(digest(self.reset(seed=seed, options={}))), *self.follow(actions)]
 
     def follow(self, actions: Sequence[Any]) -> list[Moment]:
-        """Play from where the environment is."""
+        """Play from the current state."""
         moments: list[Moment] = []
         episode, length = 0, 0
         for action in actions:
@@ -67,7 +67,7 @@ class SinglePlayer(Player):
         return moments
 
     def check_observation(self, obs: Any, call: str) -> None:
-        """Also see whether the call wrote into the observation that the call before it had returned."""
+        """Also check whether the call overwrote the observation that the previous call returned."""
         if self._last is not None and digest(self._last[0]) != self._last[1]:
             self.report.add(
                 "warning",
@@ -95,7 +95,7 @@ class SinglePlayer(Player):
 
 
 def _check_seeds(player: SinglePlayer, first: Sequence[Moment], actions: Sequence[Any], seed: int) -> None:
-    """Whether other seeds give other episodes."""
+    """Whether different seeds give different episodes."""
     if {digest(player.reset(seed=seed + other)) for other in range(1, 5)} != {first[0].digest}:
         return
     if len({digest(player.reset()) for _ in range(5)}) > 1:
@@ -164,7 +164,7 @@ def _time_limit(env: SingleEnv) -> int | None:
 
 
 def _try_snapshot(player: SinglePlayer, actions: Sequence[Any], seed: int) -> str:
-    """Whether the same actions have the same effect after the state in the middle of an episode was restored."""
+    """Whether the same actions have the same effect after a state in the middle of an episode is restored."""
     try:
         player.play(seed, actions[:1])
         state = take_snapshot(player.env)

@@ -1,4 +1,4 @@
-"""The check of a vector environment, its autoreset above all."""
+"""The check of a vector environment, in particular its autoreset."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_vector(env: AnyVectorEnv, report: Report, num_steps: int, seed: int) -
 
 
 class VectorPlayer(Player):
-    """Plays with all environments at once, and watches what happens around the ends of episodes."""
+    """Plays all environments at once, and checks the autoreset at the ends of episodes."""
 
     env: AnyVectorEnv
 
@@ -81,7 +81,7 @@ class VectorPlayer(Player):
             self.report.add("error", "reward", f"a reward is not finite: {reward}", "finite")
 
     def check_autoreset(self, obs: Any, reward: Any, ended: Any, before: Any, info: Mapping[str, Any]) -> None:
-        """Whether what happens around the end of an episode is what the mode says; `before`: ended one step ago."""
+        """Whether autoreset behaves as the mode says; `before` marks environments that ended one step ago."""
         if self.mode is AutoresetMode.SAME_STEP:
             self.check_final_obs(obs, ended, info)
         elif ended.any() and "final_obs" in info:
@@ -110,7 +110,7 @@ class VectorPlayer(Player):
             self.num_overwritten += digest(final) == digest(_row(obs, index))
 
     def masked_reset(self, obs: Any, ended: Any) -> Any:
-        """Disabled mode: reset what ended, and see that nothing else was."""
+        """Disabled mode: reset the environments that ended, and check that no other was reset."""
         fresh = self.reset(options={"reset_mask": ended})
         if any(digest(_row(obs, index)) != digest(_row(fresh, index)) for index in np.flatnonzero(~ended)):
             message = "it says Disabled, but reset(options={'reset_mask': mask}) also resets those outside the mask"
@@ -119,7 +119,7 @@ class VectorPlayer(Player):
 
 
 def _autoreset_mode(env: AnyVectorEnv, report: Report) -> AutoresetMode:
-    """The announced mode; next-step, as the package assumes, if there is none."""
+    """The declared mode; next-step, the package's default, if there is none."""
     mode = env.metadata.get("autoreset_mode")
     if mode is None:
         message = (
@@ -135,7 +135,7 @@ def _autoreset_mode(env: AnyVectorEnv, report: Report) -> AutoresetMode:
 
 
 def _check_seeds(player: VectorPlayer, start: Moment, seed: int) -> None:
-    """Whether other seeds give other starts, and every environment its own."""
+    """Whether different seeds give different starts, and every environment its own."""
     num_envs = player.env.num_envs
     starts = [player.reset(seed=seed + 1000 * other) for other in range(1, 4)]
     if {digest(obs) for obs in starts} == {start.digest}:
