@@ -1,14 +1,14 @@
-"""What else costs time and memory: importing, saving and loading, and replay; against the peers where they have it.
+"""Further costs in time and memory: imports, saving and loading, and replay; compared with peers where possible.
 
     python benchmarks/costs.py            # about three minutes
 
-- Imports: seconds inside a new process, in turns, after one turn that is not counted (it fills the disk cache).
-- Checkpoints: an agent of PPO on CartPole, and one of SAC on HalfCheetah with 100 000 transitions in replay, which is
-  saved with it. Five saves to new places and five loads.
-- Replay: what a million transitions of HalfCheetah take, against the bytes of the data itself, each observation once in
-  single precision. `benchmarks/frame_replay.py` measures Atari's.
+- Imports: seconds inside a new process, in turns, after one uncounted turn (it fills the disk cache).
+- Checkpoints: a PPO agent on CartPole, and a SAC agent on HalfCheetah saved with 100 000 transitions in its replay
+  buffer. Five saves to new directories and five loads.
+- Replay: the memory of a million HalfCheetah transitions, compared with the bytes of the data itself, each observation
+  once in single precision. `benchmarks/frame_replay.py` measures Atari.
 
-Results are merged into the output file part by part. A side that fails is named there, and the others go on.
+Results are merged into the output file part by part. If a side fails, the file says so, and the others continue.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SIDES = {"ppo": ("ours", "sb3"), "sac": ("ours", "sb3"), "halfcheetah": ("ours",
 
 
 def time_imports(peers: list[str], repeats: int, environments: Path) -> dict[str, Any]:
-    """Seconds of each statement."""
+    """Seconds of each import statement."""
     found: dict[str, dict[str, Any]] = {
         text: {"side": side, "seconds": [], "error": None} for side, text in IMPORTS if side in ("ours", *peers)
     }
@@ -54,7 +54,7 @@ def time_imports(peers: list[str], repeats: int, environments: Path) -> dict[str
 
 
 def measure(what: str, peers: list[str], environments: Path) -> dict[str, Any]:
-    """What each side's script says."""
+    """The measurements of each side's script."""
     found: dict[str, Any] = {}
     for side in SIDES[what]:
         if side in ("ours", *peers):

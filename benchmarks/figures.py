@@ -1,4 +1,4 @@
-"""Plots of the sweeps of `scaling.py` and of the ratios of `throughput.py`, as SVG (extra `plot`)."""
+"""Plots of the sweeps of `scaling.py` and the ratios of `throughput.py`, as SVG (extra `plot`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PART_COLORS = ("#4c9f70", "#e0a458", "#33658a", "#c9c9c9")
 
 @dataclass(frozen=True)
 class SweepPlot(Picture):
-    """Speed along a sweep, and below it what the time went to."""
+    """Speed along a sweep, and below it the fractions of time."""
 
     title: str
     axis: str
@@ -22,7 +22,7 @@ class SweepPlot(Picture):
     lows: list[float]
     highs: list[float]
     shares: list[list[float]]
-    """For each of `PARTS`, its share at each value."""
+    """For each of `PARTS`, its fraction of time at each value."""
 
     def figure(self) -> Any:
         """See `Picture.figure`."""
@@ -55,11 +55,11 @@ class SweepPlot(Picture):
 
 @dataclass(frozen=True)
 class RatioPlot(Picture):
-    """How many times as fast as each peer this package is, task by task."""
+    """The speed ratio to each peer, per task."""
 
     tasks: list[str]
     ratios: dict[str, list[float | None]]
-    """For each peer, one for each task."""
+    """For each peer, one ratio per task."""
 
     def figure(self) -> Any:
         """See `Picture.figure`."""

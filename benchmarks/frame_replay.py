@@ -1,10 +1,10 @@
-"""Replay of Atari games: the memory that 100 000 transitions really take, and the time of a batch.
+"""Replay of Atari games: the memory of 100 000 transitions, and the time to sample a batch.
 
     python benchmarks/frame_replay.py [--transitions 100000]
 
 Pong is played with random actions in ale-py's native vector environment, through the same adapter and buffer as in
-training: four grey frames of 84 x 84 pixels to an observation. `whole stacks` is the same replay without the knowledge
-that observations are stacks; only its size is computed, it is not filled.
+training: four grey frames of 84 x 84 pixels per observation. `whole stacks` is the same buffer without shared frames;
+only its size is computed, it is not filled.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ NUM_BATCHES = 200
 
 
 def resident() -> int:
-    """Bytes of memory that this process has now."""
+    """Resident memory of this process in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
 
 
 def play(sampler: ReplaySampler, num_transitions: int) -> None:
-    """Fill the replay with random games."""
+    """Fill the buffer with random play."""
     import ale_py
 
     gym.register_envs(ale_py)

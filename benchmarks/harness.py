@@ -1,4 +1,4 @@
-"""What the benchmarks share: an environment for each side, processes that are measured, and files of results."""
+"""Shared code of the benchmarks: a virtual environment per side, measured processes, and result files."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ SIDES = HERE / "sides"
 RESULTS = HERE / "results"
 ENVIRONMENTS = ROOT / ".peers"
 FORMAT = 1
-"""Of the result files; raised when they change so that older ones cannot be read."""
+"""Version of the result files; increased when older files cannot be read any more."""
 
 SHARED = ["torch==2.13.0", "gymnasium==1.4.0", "numpy==2.4.6", "mujoco==4.0.0", "imageio==2.38.1", "packaging==26.3"]
 PEERS = {
     "sb3": ["stable-baselines3==2.9.2", "sb3-contrib==2.9.2", "ale-py==0.12.1", "opencv-python==5.0.0.93", *SHARED],
     "sbx": ["sbx-rl==0.28.0", "jax==0.10.2", *SHARED],
 }
-"""What is installed for each peer, beside what it asks for itself."""
+"""Packages installed for each peer, besides its own dependencies."""
 NAMES = {"ours": "rl_training", "sb3": "Stable-Baselines3", "sbx": "SBX"}
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "XLA_FLAGS", "NPROC", "PJRT_NPROC")
-"""Left to each side, whatever they are where the benchmark is called."""
+"""Not inherited from the calling process: each side sets its own."""
 
 
 class SideError(RuntimeError):
-    """One side could not do its work. The others go on."""
+    """One side failed. The others continue."""
 
 
 def python_of(side: str, environments: Path) -> Path:
-    """The interpreter of a side; for a peer, its environment is made first if there is none."""
+    """The interpreter of a side; a peer's virtual environment is created first if needed."""
     if side == "ours":
         return Path(sys.executable)
     directory = environments.resolve() / side
@@ -69,10 +69,10 @@ def variables(side: str, threads: int) -> dict[str, str]:
 def run_side(
     side: str, command: Sequence[str], environments: Path, *, threads: int = 0, timeout: float = 1800.0
 ) -> dict[str, Any]:
-    """Run `python COMMAND` of a side, and return the JSON in the last line that it prints.
+    """Run `python COMMAND` of a side, and return the JSON in its last printed line.
 
     Raises:
-        SideError: it failed, took too long or printed something else.
+        SideError: it failed, timed out or printed something else.
     """
     full = [str(python_of(side, environments)), *command]
     try:
@@ -93,17 +93,17 @@ def run_side(
 
 
 def script(name: str, *args: str) -> list[str]:
-    """The command that runs a script of the sides, which is told when its process was started."""
+    """The command that runs a side's script, with the start time of its process."""
     return [str(SIDES / name), *args, "--spawned", repr(time.time())]
 
 
 def last_line(text: str) -> str:
-    """The last line that says something."""
+    """The last non-empty line."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def rounded(value: Any, digits: int = 5) -> Any:
-    """Numbers with so many digits that count, in whatever they lie."""
+    """Numbers rounded to significant digits, in nested data."""
     if isinstance(value, dict):
         return {key: rounded(item, digits) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -112,14 +112,14 @@ def rounded(value: Any, digits: int = 5) -> Any:
 
 
 def about() -> dict[str, Any]:
-    """When, where and with what: versions, commit, hardware, load. The commit is that of the package's source."""
+    """Date, versions, commit, hardware and load. The commit is that of the package's source."""
     found = collect_metadata()
-    found["hardware"].pop("torch_threads", None)  # of this process, which measures nothing itself
+    found["hardware"].pop("torch_threads", None)  # of this process, which measures nothing
     return {**found, "git_commit": commit(), "load": round(os.getloadavg()[0], 2)}
 
 
 def commit() -> str | None:
-    """The commit that is measured, with `-dirty` if the source differs from it (results may, while they are made)."""
+    """The measured commit, with `-dirty` if the source differs from it (result files may differ)."""
 
     def git(*args: str) -> str:
         done = subprocess.run(["git", "-C", str(ROOT), *args], capture_output=True, text=True, check=True, timeout=10)
@@ -133,7 +133,7 @@ def commit() -> str | None:
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """A file of results, or an empty one if there is none. Of another format: nothing of it can be kept."""
+    """A result file, or an empty one if there is none or its format differs."""
     if path.is_file():
         found: dict[str, Any] = read_json(path)
         if found.get("format") == FORMAT:
@@ -143,7 +143,7 @@ def read_results(path: Path) -> dict[str, Any]:
 
 
 def merge_results(path: Path, section: str, results: dict[str, Any]) -> None:
-    """Put results into a section of a file; what they do not name stays as it is."""
+    """Merge results into a section of a file; other entries stay unchanged."""
     found = read_results(path)
     found[section] = {**found.get(section, {}), **rounded(results)}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,11 @@
-"""How fast training could be at most: the matrix products and convolutions of updates, and the environment, alone.
+"""Upper bound of training speed: only the matrix products and convolutions of updates, and the environment.
 
     python benchmarks/limits.py          # about a minute
 
-For tasks whose networks are large enough that arithmetic decides. The products that the algorithm's mathematics asks
-for are made with torch's own kernels, on memory that is already there, with one thread or as many as there are cores,
-whatever is quicker. Nothing else is done: no activations, losses, optimizer, replay, Python; layers that are too small
-to count are left out. To that comes the time of stepping the environment. No implementation that uses these kernels
-can be faster; how near one comes says what is left to gain.
+For tasks with networks large enough to be compute-bound. The products that the algorithm requires run on torch's own
+kernels, in preallocated memory, with one thread or one per core, whichever is faster. Nothing else is done: no
+activations, losses, optimizer, replay, Python; layers too small to matter are left out. The time of stepping the
+environment is added. No implementation that uses these kernels can be faster; the gap to it shows what is left to gain.
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ from rl_training.envs.atari import AtariAdapter, AtariConfig, make_native_games
 
 OUTPUT = RESULTS / "limits.json"
 NATURE = ((4, 84, 32, 8, 4), (32, 20, 64, 4, 2), (64, 9, 64, 3, 1))
-"""The convolutions of Mnih et al. 2015: channels, image size, new channels, kernel size, stride."""
+"""The convolutions of Mnih et al. 2015: input channels, image size, output channels, kernel size, stride."""
 NATURE_LINEAR = (3136, 512)
 
 Product = Callable[[], Any]
 
 
 class Layers:
-    """Products of the layers of networks of one shape: `forward`, and back to `weights` and `inputs`."""
+    """Matrix products of the layers of equal networks: `forward`, and backward to `weights` and `inputs`."""
 
     def __init__(self, num_networks: int, sizes: tuple[int, ...], batch: int, num_wanted: int = 0) -> None:
         self.forward: list[Product] = []
         self.weights: list[Product] = []
         self.inputs: list[Product] = []
-        """The first is of those inputs of the networks that are wanted, their last ones; it is not always needed."""
+        """The first is the gradient of the last `num_wanted` network inputs; it is not always needed."""
         for before, after in itertools.pairwise(sizes):
             x, gradient = torch.randn(num_networks, batch, before), torch.randn(num_networks, batch, after)
             weight = torch.randn(num_networks, before, after)
@@ -59,7 +58,7 @@ class Layers:
 
 
 class Convolutions:
-    """The same of the convolutions of Mnih et al. 2015 and the layer after them."""
+    """The same for the convolutions of Mnih et al. 2015 and the layer after them."""
 
     def __init__(self, batch: int) -> None:
         linear = Layers(1, NATURE_LINEAR, batch, num_wanted=NATURE_LINEAR[0])
@@ -70,7 +69,7 @@ class Convolutions:
             gradient = torch.randn_like(torch.conv2d(x, weight, stride=stride))
             self.forward.append(lambda x=x, w=weight, s=stride: torch.conv2d(x, w, stride=s))
             self.weights.append(_back(gradient, x, weight, stride, [False, True, False]))
-            if channels != NATURE[0][0]:  # nobody asks how pixels should change
+            if channels != NATURE[0][0]:  # no gradient with respect to pixels
                 self.inputs.append(_back(gradient, x, weight, stride, [True, False, False]))
 
 
@@ -89,7 +88,7 @@ def _back(gradient: Tensor, x: Tensor, weight: Tensor, stride: int, wanted: list
 
 
 def sac(task: Task) -> Iterator[tuple[float, list[Product]]]:
-    """Per step: the actor twice, critics and their targets, back through the critics, once more with fresh actions."""
+    """Per step: actor twice, critics and target critics, backward through the critics, and again with new actions."""
     inputs, actions = 17, 6
     actor = Layers(1, (inputs, *task.sizes, 2 * actions), int(task.settings["batch_size"]))
     critics = Layers(2, (inputs + actions, *task.sizes), int(task.settings["batch_size"]), actions)
@@ -98,7 +97,7 @@ def sac(task: Task) -> Iterator[tuple[float, list[Product]]]:
 
 
 def td3(task: Task) -> Iterator[tuple[float, list[Product]]]:
-    """Per step: target actor, critics and their targets, back; every other step the actor through one critic."""
+    """Per step: target actor, critics and target critics, backward; every other step the actor through one critic."""
     inputs, actions = 17, 6
     actor = Layers(1, (inputs, *task.sizes, actions), int(task.settings["batch_size"]))
     batch, sizes = int(task.settings["batch_size"]), (inputs + actions, *task.sizes)
@@ -111,7 +110,7 @@ def td3(task: Task) -> Iterator[tuple[float, list[Product]]]:
 
 
 def ppo_pong(task: Task) -> Iterator[tuple[float, list[Product]]]:
-    """Per step: its share of acting on all games, and of every epoch's minibatch, forward and back."""
+    """Per step: its share of acting in all environments, and of each epoch's minibatch, forward and backward."""
     batch = int(task.settings["minibatch_size"])
     acting, learning = Convolutions(task.num_envs), Convolutions(batch)
     yield 1 / task.num_envs, acting.forward
@@ -119,7 +118,7 @@ def ppo_pong(task: Task) -> Iterator[tuple[float, list[Product]]]:
 
 
 def dqn_pong(task: Task) -> Iterator[tuple[float, list[Product]]]:
-    """Per step: acting on one game, and its share of an update: target, values, back."""
+    """Per step: acting in one environment, and its share of an update: targets, values, backward."""
     acting, learning = Convolutions(1), Convolutions(int(task.settings["batch_size"]))
     yield 1.0, acting.forward
     yield float(task.settings["updates_per_step"]), 2 * learning.forward + learning.weights + learning.inputs
@@ -129,7 +128,7 @@ LIMITS = {"sac_halfcheetah": sac, "td3_halfcheetah": td3, "ppo_pong": ppo_pong, 
 
 
 def seconds_of(function: Callable[[], Any], repeats: int) -> list[float]:
-    """The time of each of several calls, after some that are not counted."""
+    """The time of each of several calls, after warm-up calls."""
     found = []
     for turn in range(repeats + repeats // 10):
         began = time.perf_counter()
@@ -140,7 +139,7 @@ def seconds_of(function: Callable[[], Any], repeats: int) -> list[float]:
 
 
 def quickest(function: Callable[[], Any], repeats: int) -> float:
-    """The median time of a call, with the better number of threads."""
+    """The median time of a call, with the faster number of threads."""
     found = []
     for threads in sorted({1, os.cpu_count() or 1}):
         torch.set_num_threads(threads)
@@ -149,7 +148,7 @@ def quickest(function: Callable[[], Any], repeats: int) -> float:
 
 
 def seconds_of_step(task: Task, num_steps: int) -> float:
-    """The time of a step of an environment with random actions, by itself."""
+    """The time of one environment step with random actions."""
     rng = np.random.default_rng(0)
     if task.atari:
         import ale_py
@@ -170,7 +169,7 @@ def seconds_of_step(task: Task, num_steps: int) -> float:
 
 
 def measure(name: str, repeats: int) -> dict[str, float]:
-    """Seconds per environment step, and what follows of it."""
+    """Seconds per environment step, and the resulting upper bound of speed."""
     task = TASKS[name]
 
     def run(products: list[Product]) -> None:

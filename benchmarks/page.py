@@ -1,6 +1,6 @@
-"""Write the docs' page about speed, `docs/performance.md`, and its plots from the results of the benchmarks.
+"""Generate the docs page about speed, `docs/performance.md`, and its plots from the benchmark results.
 
-python benchmarks/page.py             # --check: only say what is stale
+python benchmarks/page.py             # --check: only list what is stale
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ than an hour, and writes this page anew:
 
 @dataclass
 class Results:
-    """What the files of results hold; parts that were not measured are empty."""
+    """The content of the result files; parts that were not measured are empty."""
 
     tasks: dict[str, Any] = field(default_factory=dict)
     costs: dict[str, Any] = field(default_factory=dict)
@@ -198,7 +198,7 @@ class Results:
 
 
 def read_results(directory: Path = RESULTS) -> Results:
-    """The files that there are."""
+    """Read the existing result files."""
 
     def read(name: str) -> dict[str, Any]:
         path = directory / f"{name}.json"
@@ -217,7 +217,7 @@ def read_results(directory: Path = RESULTS) -> Results:
 
 
 def contents(docs: Path = DOCS, results: Path = RESULTS) -> dict[Path, Content]:
-    """The page and its plots, as they should be."""
+    """The page and its plots, in their current form."""
     found = read_results(results)
     plots: dict[Path, Content] = {docs / FIGURES / f"scaling-{name}.svg": plot for name, plot in sweep_plots(found)}
     if (ratio := ratio_plot(found)) is not None:
@@ -226,7 +226,7 @@ def contents(docs: Path = DOCS, results: Path = RESULTS) -> dict[Path, Content]:
 
 
 def stale(docs: Path = DOCS, results: Path = RESULTS) -> dict[Path, Content]:
-    """What differs from how it should be."""
+    """The files that differ from their current form."""
     return {path: content for path, content in contents(docs, results).items() if not content.is_current(path)}
 
 
@@ -265,7 +265,7 @@ def page(results: Results) -> str:
 
 
 def is_trial(tasks: Mapping[str, Any]) -> bool:
-    """Whether too little was measured to say something by it: fewer than three runs, or shortened ones."""
+    """Whether the measurements are too few to be conclusive: fewer than three runs, or shortened ones."""
     return any(
         entry["repeats"] < FEWEST or name not in TASKS or entry["task"]["steps"] < TASKS[name].steps
         for name, entry in tasks.items()
@@ -273,7 +273,7 @@ def is_trial(tasks: Mapping[str, Any]) -> bool:
 
 
 def throughput_table(tasks: Mapping[str, Any]) -> str:
-    """Speeds and ratios."""
+    """Table of speeds and ratios."""
     head = ["Task", *(SHORT[side] for side in ("ours", *PEERS)), *(f"Times as fast as {SHORT[p]}" for p in PEERS)]
     rows = [
         [
@@ -295,13 +295,13 @@ def speed_text(entry: Mapping[str, Any], side: str) -> str:
 
 
 def ratio_of(entry: Mapping[str, Any], peer: str) -> Spread | None:
-    """How many times as fast as a peer."""
+    """The speed ratio to a peer."""
     sides = entry["sides"]
     return spread(ratios(sides["ours"]["runs"], sides[peer]["runs"])) if peer in sides else None
 
 
 def ratio_text(entry: Mapping[str, Any], peer: str) -> str:
-    """The same in words; what is slower is called so."""
+    """The ratio as text; marked if slower."""
     found = ratio_of(entry, peer)
     if found is None:
         return "–"
@@ -309,7 +309,7 @@ def ratio_text(entry: Mapping[str, Any], peer: str) -> str:
 
 
 def failures(tasks: Mapping[str, Any]) -> list[str]:
-    """Sides that did not do all of their work."""
+    """Sides that failed, with the reason."""
     lines = [
         f"- {entry['task']['title']}, {NAMES[side]}: {found['error']}"
         for entry in tasks.values()
@@ -320,7 +320,7 @@ def failures(tasks: Mapping[str, Any]) -> list[str]:
 
 
 def side_table(tasks: Mapping[str, Any], text: Callable[[Mapping[str, Any]], str]) -> str:
-    """One cell for each task and side."""
+    """A table with one cell per task and side."""
     rows = [
         [
             entry["task"]["title"],
@@ -332,7 +332,7 @@ def side_table(tasks: Mapping[str, Any], text: Callable[[Mapping[str, Any]], str
 
 
 def threads_text(side: Mapping[str, Any]) -> str:
-    """The number of threads, and how the trials went."""
+    """The number of threads, and the speeds in the trials."""
     trials = ", ".join(f"{threads}: {number(speed)}" for threads, speed in side["trials"].items())
     used = ", ".join(str(n) for n in sorted({run["threads"] for run in side["runs"]})) or "failed"
     return f"{used} ({trials})" if trials else used
@@ -354,7 +354,7 @@ def total_part(tasks: Mapping[str, Any]) -> list[str]:
 
 
 def total_text(task: Mapping[str, Any], side: Mapping[str, Any]) -> str:
-    """One side's seconds, and whether they were really spent."""
+    """One side's seconds, measured or extrapolated."""
     if side["full"] is not None:
         return f"**{side['full']['seconds']:,.0f}** (measured)"
     found = spread(seconds_to(task["total"], run, task["start"]) for run in side["runs"])
@@ -362,7 +362,7 @@ def total_text(task: Mapping[str, Any], side: Mapping[str, Any]) -> str:
 
 
 def limit_rows(results: Results) -> list[list[str]]:
-    """Steps per second at most, milliseconds of a step of which that is the sum, and the sides' shares of it."""
+    """The maximum steps per second, its parts in milliseconds per step, and the fraction of it each side reaches."""
     rows = []
     for name, limit in results.limits.items():
         if name in results.tasks:
@@ -375,7 +375,7 @@ def limit_rows(results: Results) -> list[list[str]]:
 
 
 def start_table(tasks: Mapping[str, Any]) -> str:
-    """First steps and peaks of memory."""
+    """Table of times to the first step and peak memory."""
     names = [SHORT[side] for side in ("ours", *PEERS)]
     head = ["Task", *(f"First step, {name}" for name in names), *(f"MB, {name}" for name in names)]
     rows = []
@@ -390,7 +390,7 @@ def start_table(tasks: Mapping[str, Any]) -> str:
 
 
 def settings_table(tasks: Mapping[str, Any]) -> str:
-    """What each task sets."""
+    """Table of the settings of each task."""
     return table(["Task", "Steps", "Settings"], [settings_cells(entry["task"]) for entry in tasks.values()]) + "\n"
 
 
@@ -405,7 +405,7 @@ def settings_cells(task: Mapping[str, Any]) -> list[str]:
 
 
 def plain(value: Any) -> str:
-    """A setting in a few words."""
+    """A setting as short text."""
     if isinstance(value, dict):
         return "(" + ", ".join(f"{name} {plain(item)}" for name, item in value.items()) + ")"
     if isinstance(value, bool) or value is None:
@@ -414,7 +414,7 @@ def plain(value: Any) -> str:
 
 
 def imports_table(imports: Mapping[str, Any]) -> str:
-    """Seconds of import statements."""
+    """Table of import times."""
     rows = [
         [f"`{text}`", spread_text(spread(entry["seconds"]), "{:.2f}") or f"failed: {entry['error']}"]
         for text, entry in imports.items()
@@ -423,7 +423,7 @@ def imports_table(imports: Mapping[str, Any]) -> str:
 
 
 def checkpoints_table(checkpoints: Mapping[str, Any]) -> str:
-    """Seconds of saving and loading."""
+    """Table of save and load times."""
     titles = {"ppo": "PPO, CartPole-v1", "sac": "SAC, HalfCheetah-v5"}
     rows = []
     for name, sides in checkpoints.items():
@@ -438,7 +438,7 @@ def checkpoints_table(checkpoints: Mapping[str, Any]) -> str:
 
 
 def replay_rows(results: Results) -> list[list[str]]:
-    """Memory of replay."""
+    """Table rows of replay memory."""
     replay = results.costs.get("replay", {})
     rows = []
     cheetah = replay.get("halfcheetah", {})
@@ -479,12 +479,12 @@ def sweep_part(name: str, sweep: Mapping[str, Any]) -> str:
 
 
 def shares_of(runs: Sequence[Mapping[str, Any]]) -> Shares:
-    """The mean shares of some runs."""
+    """The mean fractions of time over some runs."""
     return Shares(*(sum(run[name] for run in runs) / len(runs) for name in Shares._fields))
 
 
 def where_part(results: Results) -> str:
-    """Machines, versions, commits and dates behind the numbers."""
+    """Machines, versions, commits and dates of the results."""
     measured = (*results.tasks.values(), *results.sweeps.values(), *results.limits.values())
     abouts = [entry["about"] for entry in measured]
     abouts += [part["about"] for part in (results.costs, results.frames) if "about" in part]
@@ -515,7 +515,7 @@ def commit_text(commit: str | None) -> str:
 
 
 def sides_versions(results: Results) -> dict[str, dict[str, str]]:
-    """The versions that each side's runs named."""
+    """The versions that each side's runs reported."""
     found: dict[str, dict[str, set[str]]] = {}
     for entry in results.tasks.values():
         for side, its in entry["sides"].items():
@@ -526,12 +526,12 @@ def sides_versions(results: Results) -> dict[str, dict[str, str]]:
 
 
 def either(found: Iterable[str]) -> str:
-    """Versions that were met."""
+    """Distinct versions as text."""
     return " / ".join(sorted(found))
 
 
 def spread_text(found: Spread | None, form: str = "") -> str:
-    """A median in bold, and what lies around it if there is more than one number; empty for none."""
+    """A median in bold, with its range if there is more than one value; empty for None."""
     if found is None:
         return ""
     texts = [form.format(value) if form else number(value) for value in found]
@@ -539,7 +539,7 @@ def spread_text(found: Spread | None, form: str = "") -> str:
 
 
 def number(value: float) -> str:
-    """Without digits that mean nothing."""
+    """A number without insignificant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
@@ -549,7 +549,7 @@ def number(value: float) -> str:
 
 
 def ratio_plot(results: Results) -> RatioPlot | None:
-    """The ratios of all tasks; none without any."""
+    """The ratios of all tasks; None if there are none."""
     entries = list(results.tasks.values())
     found = {
         SHORT[peer]: [ratio.median if (ratio := ratio_of(entry, peer)) else None for entry in entries] for peer in PEERS

@@ -1,10 +1,10 @@
-"""Checkpoints of a full replay: time, bytes that are really written, and memory.
+"""Checkpoints of a full replay buffer: time, bytes actually written, and memory.
 
     python benchmarks/replay_checkpoint.py [--transitions 1000000] [--directory /a/disk/to/write/to]
 
-The replay is that of HalfCheetah: 17 floats observed, 6 floats of action, episodes of 1000 steps. It is filled and
-saved, then saved again after every 25 000 further transitions, and the last checkpoint is loaded. Files that a
-checkpoint shares with the one before are not counted as written.
+The buffer has HalfCheetah's sizes: observations of 17 floats, actions of 6 floats, episodes of 1000 steps. It is filled
+and saved, then saved again after every 25 000 further transitions, and the last checkpoint is loaded. Files shared
+with the previous checkpoint are not counted as written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EPISODE = 1_000
 BETWEEN = 25_000
 """Transitions between checkpoints."""
 NUM_CHECKPOINTS = 15
-"""After the first: about as many as fill a segment, so that all states of the newest one are met."""
+"""After the first: about enough to fill a segment, so that every fill level of the newest one occurs."""
 KEPT = 3
 MEGA = 1e6
 
@@ -69,7 +69,7 @@ def play(buffer: ReplayBuffer, num_transitions: int, rng: np.random.Generator) -
 
 
 def memory(field: str) -> int:
-    """Bytes of this process: `VmRSS` now, or `VmHWM` at most since `forget_peak`."""
+    """Memory of this process in bytes: `VmRSS` now, or `VmHWM` as the peak since `forget_peak`."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
@@ -79,7 +79,7 @@ def forget_peak() -> None:
 
 
 def watched(action: Callable[[], Any]) -> tuple[Any, float, int]:
-    """What an action returns, its seconds, and how far memory rose above where it was."""
+    """An action's result, its seconds, and the peak increase of memory."""
     forget_peak()
     before, began = memory("VmRSS"), time.perf_counter()
     result = action()
@@ -92,7 +92,7 @@ def files_of(path: Path) -> dict[int, int]:
 
 
 def save(buffer: ReplayBuffer, path: Path, before: dict[int, int]) -> dict[str, float]:
-    """One checkpoint; `before` are the files of the last one."""
+    """Write one checkpoint; `before` are the files of the previous one."""
     _, seconds, growth = watched(lambda: save_replay(path, buffer, {}))
     files = files_of(path)
     written = sum(size for inode, size in files.items() if inode not in before)

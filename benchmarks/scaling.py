@@ -1,12 +1,12 @@
-"""Throughput of this package against the number of environments, the width of networks, and the size of batches.
+"""Throughput of this package against the number of environments, network width and batch size.
 
     python benchmarks/scaling.py          # about twelve minutes
     python benchmarks/scaling.py --sweep num_envs --seconds 10 --repeats 3
 
-Every point is a process of its own that trains for some seconds after a warm-up, with everything at its defaults but
-what the sweep sets. Its speed is written down together with the run's own account of where the time went:
-`time/env_fraction`, `time/policy_fraction` and `time/update_fraction`. A sweep is gone through as often as `--repeats`
-says, from its first point to its last, so that a disturbance does not meet all runs of one point.
+Every point is a separate process that trains for some seconds after a warm-up, with defaults except for what the sweep
+sets. Its speed is recorded together with the run's time fractions: `time/env_fraction`, `time/policy_fraction` and
+`time/update_fraction`. The sweep is repeated `--repeats` times from first to last point, so that a disturbance does
+not affect all runs of one point.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ SWEEPS = {
 
 
 def run_sweep(sweep: Sweep, seconds: float, repeats: int) -> dict[str, Any]:
-    """All points of a sweep, several times."""
+    """Run all points of a sweep, several times."""
     points: dict[str, dict[str, Any]] = {str(value): {"runs": [], "error": None} for value in sweep.values}
     for _ in range(repeats):
         for value in sweep.values:
@@ -104,7 +104,7 @@ def run_sweep(sweep: Sweep, seconds: float, repeats: int) -> dict[str, Any]:
 
 
 def measured(found: dict[str, Any]) -> dict[str, Any]:
-    """One run as it is written down."""
+    """One run in the format of the results file."""
     speed, shares = shares_between(found["before"], found["after"])
     return {"steps_per_second": round(speed, 1), **shares._asdict(), "threads": found["threads"]}
 

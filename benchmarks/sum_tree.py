@@ -1,9 +1,9 @@
-"""Prioritised draws and updates by `SumTree`, by running sums, and by a binary tree in plain Python.
+"""Prioritised sampling and updates with `SumTree`, with cumulative sums, and with a binary tree in plain Python.
 
     python benchmarks/sum_tree.py
 
-For each size and batch size: draw a batch in proportion to the values, and give the items of a batch new values. The
-three are measured in turns, so that what else the machine does meets all of them. Times are CPU time of this process,
+For each size and batch size: sample a batch in proportion to the priorities, and update the priorities of a batch. The
+three are measured in turns, so that other load on the machine affects all of them. Times are CPU time of this process
 in microseconds; the figures are medians over the turns.
 """
 
@@ -29,14 +29,14 @@ SIZES = (10_000, 100_000, 1_000_000)
 BATCH_SIZES = (32, 256)
 TURNS = 9
 MIN_SECONDS = 0.02
-"""How long each measurement takes at least, so that the clock's steps do not matter."""
+"""Minimum duration of each measurement, so that the clock's resolution does not matter."""
 
 Float64 = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 
 class Tree(Protocol):
-    """What is compared."""
+    """The compared interface."""
 
     @property
     def total(self) -> float: ...
@@ -47,7 +47,7 @@ class Tree(Protocol):
 
 
 class RunningSums:
-    """No tree: sums over all items are made for each batch. Changing values costs nothing."""
+    """No tree: cumulative sums over all items are computed for each batch. Updates cost nothing."""
 
     def __init__(self, num_items: int) -> None:
         self.values = np.zeros(num_items, np.float64)
@@ -64,7 +64,7 @@ class RunningSums:
 
 
 class BinaryTree:
-    """The textbook's: a heap of sums in a list, walked item by item."""
+    """The textbook version: a heap of sums in a list, traversed item by item."""
 
     def __init__(self, num_items: int) -> None:
         self.num_leaves = 1 << (num_items - 1).bit_length()
@@ -117,7 +117,7 @@ def microseconds(action: Callable[[], object]) -> float:
 
 
 def times_slower(times: list[float], reference: list[float]) -> float:
-    """Median of the ratios of the turns."""
+    """Median of the ratios over the turns."""
     return statistics.median(a / b for a, b in zip(times, reference, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Numbers about numbers: medians, spreads and ratios of what runs measured. Pure functions of plain data."""
+"""Summaries of measurements: medians, ranges and ratios. Pure functions of plain data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Run = Mapping[str, Any]
 
 
 class Spread(NamedTuple):
-    """The median of some numbers, and the smallest and largest of them."""
+    """The median, minimum and maximum of some numbers."""
 
     median: float
     low: float
@@ -18,7 +18,7 @@ class Spread(NamedTuple):
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Of those values that there are.
+    """The spread of the values that are not None.
 
     Example:
         >>> spread([3.0, 1.0, None, 2.0])
@@ -29,12 +29,12 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def spread_of(runs: Sequence[Run], name: str) -> Spread | None:
-    """Of one number of several runs."""
+    """The spread of one metric over several runs."""
     return spread(run.get(name) for run in runs)
 
 
 def ratios(ours: Sequence[Run], others: Sequence[Run], name: str = "steps_per_second") -> list[float]:
-    """How many times as large ours is, turn by turn: the two runs of a turn were made one after the other.
+    """The ratio ours / others for each turn: the two runs of a turn were made one after the other.
 
     Example:
         >>> ratios([{"steps_per_second": 9.0}, {"steps_per_second": 8.0}], [{"steps_per_second": 3.0}])
@@ -44,7 +44,7 @@ def ratios(ours: Sequence[Run], others: Sequence[Run], name: str = "steps_per_se
 
 
 def fastest(trials: Mapping[str, float]) -> int:
-    """The number of threads with which a side was fastest; the smaller one of equals.
+    """The number of threads with the highest speed; the smaller one if equal.
 
     Example:
         >>> fastest({"2": 90.0, "1": 100.0})
@@ -66,7 +66,7 @@ def seconds_to(steps: int, run: Run, start: int) -> float:
 
 
 class Shares(NamedTuple):
-    """Of the wall time of a run."""
+    """Fractions of a run's wall time."""
 
     env: float
     policy: float
@@ -74,18 +74,18 @@ class Shares(NamedTuple):
 
     @property
     def rest(self) -> float:
-        """Storing steps, statistics, logging, checkpoints."""
+        """The remaining fraction: storing steps, statistics, logging, checkpoints."""
         return max(0.0, 1.0 - self.env - self.policy - self.update)
 
     @property
     def largest(self) -> str:
-        """The part that takes most."""
+        """The name of the largest part."""
         parts = {"environment": self.env, "acting": self.policy, "learning": self.update, "the rest": self.rest}
         return max(parts, key=lambda name: parts[name])
 
 
 def shares_between(before: Run, after: Run) -> tuple[float, Shares]:
-    """Speed and shares of the time between two moments, from a run's metrics, which count from its beginning.
+    """Speed and time fractions between two points of a run, from its cumulative metrics.
 
     Example:
         >>> def metrics(steps, seconds, env): return {

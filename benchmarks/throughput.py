@@ -1,20 +1,20 @@
-"""Speed of this package and of its peers on the same machine, in turns: environment steps per second, all included.
+"""Speed of this package and its peers on the same machine, in turns: environment steps per second, all included.
 
     python benchmarks/throughput.py                                     # every task, every peer: 45 to 55 minutes
     python benchmarks/throughput.py --task ppo_cartpole --peers sb3,sbx --repeats 5
 
-Each peer gets a virtual environment of its own, made when it is first needed (`--environments` says where; the default
-is `.peers` in the root of the repository). The sides take turns, one process for each run. Peers are first tried with
-one thread and with as many as there are cores, in shorter runs that take turns, and the faster setting is kept; this
-package chooses for itself.
+Each peer gets its own virtual environment, created when first needed (`--environments` says where; the default is
+`.peers` in the root of the repository). The sides take turns, with one process per run. Peers are first tried with one
+thread and with one per core, in shorter runs that take turns, and the faster setting is kept; this package chooses for
+itself.
 
-What is compared is what a user gets by default. Here that is a run directory with metrics, TensorBoard files,
-checkpoints and checks of every number, but no evaluations, because the peers do not evaluate unless they are told to.
-Settings are the same on all sides (`sides/tasks.py`). Times begin at a step by which everything has been compiled and
-every kind of update been made. The time that a long run takes from the start of its process is computed from that;
-`--full` measures it instead, with one run for each side, which takes another half an hour.
+The comparison is between what users get by default. Here that is a run directory with metrics, TensorBoard files,
+checkpoints and checks of every number, but no evaluations, because the peers do not evaluate by default. Settings are
+the same on all sides (`sides/tasks.py`). Timing starts at a step by which everything has been compiled and every kind
+of update has been made. The time of a long run from the start of its process is extrapolated from that; `--full`
+measures it instead, with one run per side, which takes another half an hour.
 
-Results are merged into the output file task by task. A side that fails is named there, and the others go on.
+Results are merged into the output file task by task. If a side fails, the file says so, and the others continue.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from benchmarks.summaries import fastest, ratios
 
 OUTPUT = RESULTS / "throughput.json"
 TRIAL = 0.3
-"""Share of a task's measured steps in runs that only choose the number of threads."""
+"""Fraction of a task's measured steps in trial runs that choose the number of threads."""
 NUM_TRIALS = 3
-"""Such runs with each number of threads; the median of their speeds counts, because one alone may be disturbed."""
+"""Trial runs per number of threads; the median speed counts, because a single run may be disturbed."""
 
 Runner = Callable[[str, int, int], dict[str, Any]]
-"""Runs one side with a number of threads (0: its own choice) up to a step, and says what it measured."""
+"""Runs one side with a number of threads (0: its own choice) up to a step, and returns the measurements."""
 
 
 def runner(task: str, environments: Path) -> Runner:
-    """Runs in processes."""
+    """A runner that starts a process for each run."""
 
     def run(side: str, threads: int, steps: int) -> dict[str, Any]:
         command = script(f"run_{side}.py", task, "--threads", str(threads), "--steps", str(steps))
@@ -67,21 +67,21 @@ def runner(task: str, environments: Path) -> Runner:
 
 @dataclasses.dataclass
 class Side:
-    """One side of a comparison, as it is written down."""
+    """One side of a comparison, as stored in the results."""
 
     threads: int = 0
-    """0 is the side's own choice."""
+    """0: chosen by the side."""
     trials: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Speed in the trials with each number of threads, the median."""
+    """Median speed in the trials with each number of threads."""
     runs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     full: dict[str, Any] | None = None
-    """A run of `Task.total` steps."""
+    """A measured run of `Task.total` steps."""
     error: str | None = None
-    """Why there are fewer runs than wanted."""
+    """Why runs are missing."""
 
 
 def compare(task: Task, peers: list[str], repeats: int, run: Runner, *, full: bool = False) -> dict[str, Side]:
-    """All sides of one task, in turns. A side that failed is not tried again."""
+    """Measure all sides of one task, in turns. A side that failed is not tried again."""
     sides = {name: Side() for name in ["ours", *(peer for peer in peers if peer in task.peers)]}
 
     def choose_threads(name: str, side: Side) -> None:
@@ -111,7 +111,7 @@ def compare(task: Task, peers: list[str], repeats: int, run: Runner, *, full: bo
 
 
 def record(task: Task, sides: dict[str, Side], repeats: int) -> dict[str, Any]:
-    """A task's part of the output file."""
+    """A task's entry in the output file."""
     return {
         "task": dataclasses.asdict(task),
         "repeats": repeats,

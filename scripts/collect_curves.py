@@ -1,8 +1,8 @@
-"""Write down how far runs have come, finished or not: `python scripts/collect_curves.py runs/*Pong* --output FILE`.
+"""Record the progress of runs, finished or not: `python scripts/collect_curves.py runs/*Pong* --output FILE`.
 
-For each run: its settings' hash, versions and hardware, its evaluations, and the return of its latest training episodes
-with the time at every so many steps. `scripts/generate_docs.py` puts the file into the docs (`generated:curves`).
-Seconds are those of the clock since the run began, with all evaluations, pauses and other work of the machine.
+For each run: the hash of its settings, versions and hardware, its evaluations, and the return of its latest training
+episodes with the time at regular steps. `scripts/generate_docs.py` puts the file into the docs (`generated:curves`).
+Seconds are wall time since the start of the run, including evaluations, pauses and other load on the machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ POINTS = 20
 
 
 def curve(path: Path) -> dict[str, Any]:
-    """What a run's files say."""
+    """The record of one run, from its files."""
     run, config = RunDirectory(path), read_config(path / CONFIG)
     about = run.metadata()
     entries = [entry for entry in read_metrics(path / METRICS) if "rollout/return_mean" in entry]

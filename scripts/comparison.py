@@ -1,4 +1,4 @@
-"""Results beside what others published: which figure belongs to which result, and whether it was reached."""
+"""Comparison of results with published ones: which figure belongs to which result, and whether it was reached."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rl_training.zoo.suites import Judged, flat_settings, plain_text, task_confi
 
 Verdict = Literal["reached", "within its spread", "below"]
 SAME_TASK = {"env_id", "total_timesteps"}
-"""Changed settings with which a result may still be compared: both are named beside the figure."""
+"""Settings that may differ in a comparison: both are shown beside the figure."""
 
 
 @documented
 @dataclass(frozen=True)
 class Source:
-    """Where figures were published."""
+    """The publication that figures come from."""
 
     short: str = setting(help="Name in tables.")
     name: str = setting(help="Whose figures they are.")
@@ -48,7 +48,7 @@ class Figure:
     steps: int = setting(help="Environment steps of training.", ge=1)
 
     def verdict(self, score: float) -> Verdict:
-        """What a score of ours is beside it."""
+        """How a score compares with the figure."""
         if score >= self.mean:
             return "reached"
         return "within its spread" if score >= self.mean - self.std else "below"
@@ -66,7 +66,7 @@ class FollowUp:
 @documented
 @dataclass(frozen=True)
 class PublishedFile:
-    """What other projects report."""
+    """Results reported by other projects."""
 
     figures: list[Figure] = setting(help="The figures.")
     follow_up: list[FollowUp] = setting(help="About results that are below them.")
@@ -99,7 +99,7 @@ def read_published(path: Path) -> Published:
 
 @dataclass
 class Row:
-    """One line of the results: a preset, perhaps with other settings, and what one of its policies reached."""
+    """One row of the results: a preset, possibly with changed settings, and the scores of one of its policies."""
 
     preset: Preset
     config: TrainConfig
@@ -120,18 +120,18 @@ class Row:
 
     @property
     def is_current(self) -> bool:
-        """Whether it was measured with the settings that the preset has now."""
+        """Whether it was measured with the preset's current settings."""
         return self.task is None or self.task.config_hash == config_hash(self.config)
 
     @property
     def name(self) -> str:
-        """For people; environment and steps are in columns of their own."""
+        """The display name; environment and steps are in separate columns."""
         shown = [f"`{key}={plain_text(value)}`" for key, value in flat_settings(self.settings) if key not in SAME_TASK]
         return " ".join([f"`{self.preset.name}`", *shown, *self.marks])
 
     @property
     def marks(self) -> list[str]:
-        """In what it was evaluated otherwise than most."""
+        """Notes on an evaluation that differs from the usual one."""
         marks = ["*best*"] if self.judge == "best" else []
         if self.task is not None and not self.task.deterministic:
             marks.append("*sampled actions*")
@@ -140,16 +140,16 @@ class Row:
         return marks
 
     def below(self) -> list[Figure]:
-        """The figures that it does not reach."""
+        """The figures that the result does not reach."""
         return [figure for figure in self.figures if self.scores and self.verdict(figure) == "below"]
 
     def verdict(self, figure: Figure) -> Verdict:
-        """What this result is beside a figure."""
+        """How this result compares with a figure."""
         return figure.verdict(self.estimate.value)
 
 
 def rows_of(preset: Preset, manifests: Sequence[Manifest], published: Published) -> list[Row]:
-    """A preset as it is, and as it was measured otherwise, each with the figures it is compared with."""
+    """The rows of a preset, unchanged and with changed settings, each with the figures it is compared with."""
     own = [task for manifest in manifests for task in manifest.tasks if task.preset == preset.name]
     names = sorted({task.name for task in own} - {preset.name})
     rows = _rows(preset, [task for task in own if task.name == preset.name])
@@ -162,7 +162,7 @@ def rows_of(preset: Preset, manifests: Sequence[Manifest], published: Published)
 
 
 def _rows(preset: Preset, candidates: Sequence[TaskResult]) -> list[Row]:
-    """The result of one task as rows: its final policy, and its best checkpoint where that is what counts."""
+    """The rows of one task: its final policy, and its best checkpoint if the task counts that one."""
     if not candidates:
         return []
     settings = candidates[0].settings
@@ -174,9 +174,9 @@ def _rows(preset: Preset, candidates: Sequence[TaskResult]) -> list[Row]:
 
 
 def _place(figures: Sequence[Figure], preset: Preset, rows: Sequence[Row]) -> None:
-    """Put each figure into the row of its environment and number of steps; else of its steps; else into the first."""
+    """Assign each figure to the row with its environment and steps; else with its steps; else to the first row."""
     comparable = [row for row in rows if {key for key, _ in flat_settings(row.settings)} <= SAME_TASK]
-    comparable.sort(key=lambda row: not row.scores)  # a result before a blank, else as they were
+    comparable.sort(key=lambda row: not row.scores)  # rows with results first, otherwise in the same order
     for figure in figures:
         if figure.preset == preset.name:
             near = [row for row in comparable if row.config.total_timesteps == figure.steps]

@@ -1,4 +1,4 @@
-"""Write what the docs take from the code: `python scripts/generate_docs.py` (`--check`: only say what is stale).
+"""Generate the parts of the docs that come from code: `python scripts/generate_docs.py` (`--check`: list stale ones).
 
 - Blocks in the pages, between `<!-- generated:KIND ARGUMENT -->` and `<!-- end -->`: tables of settings, presets,
   algorithms, commands, search spaces and trained agents, and the names of wrappers.
@@ -44,7 +44,7 @@ BLOCK = re.compile(r"(<!-- generated:(\w+)(?: ([^\n]+?))? -->\n).*?(<!-- end -->
 
 
 def config_classes() -> dict[str, type[Any]]:
-    """The dataclasses of settings by name: a run's, Atari's, a study's, the algorithms', and what these derive from."""
+    """The config dataclasses by name: of a run, Atari, a study, the algorithms, and their base classes."""
     configs = [
         base for spec in own_algorithms().values() for base in spec.config.__mro__ if dataclasses.is_dataclass(base)
     ]
@@ -53,21 +53,21 @@ def config_classes() -> dict[str, type[Any]]:
 
 
 def settings_block(argument: str) -> str:
-    """Tables of a config's settings, one for each section: all (`NAME`), or what differs (`NAME beyond BASE`)."""
+    """Tables of a config's settings, one per section: all (`NAME`), or only the differences (`NAME beyond BASE`)."""
     name, _, base = argument.partition(" beyond ")
     classes = config_classes()
     return settings_text(classes[name], classes[base] if base else None)
 
 
 def presets_block(argument: str) -> str:
-    """The presets of an algorithm, or of several; or those of environments whose ids begin in some way (`ALE/`)."""
+    """The presets of one or more algorithms, or of environments whose ids have a prefix (`ALE/`)."""
     words = argument.split()
     begin = tuple(word for word in words if word.endswith("/"))
     return presets_table(p for p in presets().values() if p.algo in words or p.env_id.startswith(begin))
 
 
 def page_of(algo: str) -> str:
-    """Where in the docs an algorithm is described: the page that lists its presets."""
+    """The docs page of an algorithm: the page that lists its presets."""
     for path in sorted((DOCS / "algorithms").glob("*.md")):
         for _, kind, argument, _ in BLOCK.findall(path.read_text(encoding="utf-8")):
             if kind == "presets" and algo in argument.split():
@@ -106,7 +106,7 @@ def wrappers_block(_: str) -> str:
 
 
 def search_block(_: str) -> str:
-    """What `tune` searches: each setting, what it may be given, and the algorithms of which that is true."""
+    """The search space of `tune`: each setting, its range or choices, and the algorithms they apply to."""
     algorithms: dict[tuple[str, str], list[str]] = {}
     for spec in own_algorithms().values():
         for name, entry in space_to_plain(declared(spec.config)).items():
@@ -120,7 +120,7 @@ def search_block(_: str) -> str:
 
 
 def search_text(entry: Any) -> str:
-    """What a setting may be given, in words."""
+    """A range or choices as text."""
     if isinstance(entry, list):
         return ", ".join(f"`{plain_text(value)}`" for value in entry)
     if "same_as" in entry:
@@ -150,11 +150,11 @@ def agents_block(_: str) -> str:
 
 
 def curves_block(name: str) -> str:
-    """How far runs have come that `collect_curves.py` wrote down: evaluations, and the training returns beside them."""
+    """Progress of runs recorded by `collect_curves.py`: evaluations, with the training returns beside them."""
     rows = []
     for run in read_json(ROOT / "benchmarks" / "results" / f"{name}.json")["runs"]:
         for entry in run["evaluations"]:
-            # the latest that was written down by then
+            # the latest value up to then
             seen = max(
                 (e for e in run["training"] if e["step"] <= entry["step"]), key=lambda e: e["step"], default=None
             )
@@ -183,7 +183,7 @@ BLOCKS: dict[str, Callable[[str], str]] = {
 
 
 def fill(text: str) -> str:
-    """A page with its blocks written anew."""
+    """A page with its blocks regenerated."""
     if not text.count("<!-- generated:") == len(BLOCK.findall(text)) == text.count("<!-- end -->"):
         raise ValueError("every `generated` comment needs its `end`, and the other way round")
 
@@ -200,19 +200,19 @@ def fill(text: str) -> str:
 
 
 def generate(docs: Path = DOCS, results: Path | None = None) -> dict[Path, Content]:
-    """Every page that has something generated in it, and every plot, as they should be."""
+    """Every page with generated content, and every plot, in their current form."""
     pages = {path: fill(path.read_text(encoding="utf-8")) for path in sorted(docs.rglob("*.md"))}
     blocks = {path: Text(text) for path, text in pages.items() if BLOCK.search(text)}
     return {**blocks, **results_page.contents(docs, results or results_dir())}
 
 
 def stale(docs: Path = DOCS, results: Path | None = None) -> dict[Path, Content]:
-    """What differs from how it should be."""
+    """The files that differ from their current form."""
     return {path: content for path, content in generate(docs, results).items() if not content.is_current(path)}
 
 
 def main() -> int:
-    """Write the pages, or say which are stale."""
+    """Write the pages, or list the stale ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is stale")
     return write_stale(stale(), check=parser.parse_args().check)

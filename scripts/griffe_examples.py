@@ -1,4 +1,4 @@
-"""For the docs build: docstrings here head their examples with `Example:`, which griffe knows as `Examples:`."""
+"""For the docs build: renames the heading `Example:` in docstrings to `Examples:`, which griffe recognises."""
 
 from __future__ import annotations
 

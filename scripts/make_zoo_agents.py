@@ -1,8 +1,8 @@
 """Train the agents that ship with the package: `python scripts/make_zoo_agents.py` (or some: `ppo/cartpole ...`).
 
-Each is trained with its preset and the changes listed below, whose networks are small enough for a package. If
-training evaluates along the way, the best policy is kept, and then judged by 100 fresh deterministic episodes. What is
-worse than its bar is not written.
+Each is trained with its preset and the changes listed below, with networks small enough to ship. If training evaluates
+along the way, the best policy is kept. It is then evaluated in 100 new deterministic episodes, and not written if its
+mean return is below its bar.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_BYTES = 300_000
 @dataclass(frozen=True)
 class Recipe:
     bar: float
-    """The least mean return of an agent that is worth shipping."""
+    """The minimum mean return for an agent to be shipped."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Settings that differ from the preset's."""
 
@@ -53,7 +53,7 @@ RECIPES = {
 
 
 def make(name: str, seed: int) -> dict[str, Any]:
-    """Train and judge one agent, and put it into the package."""
+    """Train and evaluate one agent, and put it into the package."""
     preset, recipe = get_preset(name), RECIPES[name]
     changes = {**split_settings(preset.algo, recipe.changes), "seed": seed, "tensorboard": False}
     began = time.perf_counter()
@@ -92,7 +92,7 @@ def make(name: str, seed: int) -> dict[str, Any]:
         place = AGENTS / name
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        shutil.copytree(saved, place / CHECKPOINT, copy_function=shutil.copyfile)  # with the usual permissions
+        shutil.copytree(saved, place / CHECKPOINT, copy_function=shutil.copyfile)  # with default permissions
         write_json(place / RESULT, about)
     return about
 

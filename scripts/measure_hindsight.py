@@ -1,6 +1,6 @@
-"""Train on tasks with goals, with hindsight replay and without: `python -m scripts.measure_hindsight --seeds 0 1 2`.
+"""Train on goal-conditioned tasks with and without HER: `python -m scripts.measure_hindsight --seeds 0 1 2`.
 
-The tasks and their settings are in `tests/envs/goal_tasks.py`. Nothing but the setting `her` differs between the two.
+The tasks and their settings are in `tests/envs/goal_tasks.py`. Only the setting `her` differs between the two sides.
 See `scripts/measure_sides.py` for the protocol.
 """
 

@@ -1,7 +1,7 @@
-"""Train on tasks that need a memory, with one and without: `python -m scripts.measure_memory --seeds 0 1 2`.
+"""Train on tasks that need memory, with and without it: `python -m scripts.measure_memory --seeds 0 1 2`.
 
-The tasks and their settings are in `tests/envs/memory_tasks.py`; PPO gets the same settings, less those of the memory.
-CartPole without velocities is a preset, and PPO on it a task, of the suite `classic`.
+The tasks and their settings are in `tests/envs/memory_tasks.py`; PPO gets the same settings, without the memory's.
+CartPole without velocities is a preset, and PPO on it is a task of the suite `classic`.
 See `scripts/measure_sides.py` for the protocol.
 """
 

@@ -1,7 +1,7 @@
-"""What the measurements of tasks on two sides share: with something, and without it.
+"""Shared code for measurements with two sides: with and without a feature.
 
-Success is of 100 deterministic episodes of the final policy. The results are merged into the output file after every
-run, so a measurement may be interrupted and run in parts; what was measured with other settings is measured again.
+The success rate is over 100 deterministic episodes of the final policy. Results are merged into the output file after
+every run, so a measurement may be interrupted and run in parts; results with other settings are measured again.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class Measurement:
 
     tasks: Mapping[str, Any]
     sides: Mapping[str, Any]
-    """The names of the sides, and what `task.train` is given for them."""
+    """The names of the sides, and the argument of `task.train` for each."""
     describe: Callable[[Any], dict[str, Any]]
-    """What decides the numbers of a task, besides the seed."""
+    """Everything that affects the results of a task, besides the seed."""
     output: str
 
     def load(self, path: Path, name: str) -> dict[str, Any]:
-        """The entry of a task; empty if it was measured with other settings, or never."""
+        """The entry of a task; empty if it was never measured, or with other settings."""
         entry: dict[str, Any] = read_json(path)["tasks"].get(name, {}) if path.is_file() else {}
         about = json.loads(json.dumps(self.describe(self.tasks[name])))
         is_same = {key: entry.get(key) for key in about} == about
         return entry if is_same else {**about, **{side: {} for side in self.sides}}
 
     def merge(self, path: Path, name: str, side: str, seed: int, run: dict[str, Any]) -> dict[str, Any]:
-        """Add one run to the file, and return the task's side."""
+        """Add one run to the file; returns the task's entry for that side."""
         entry = self.load(path, name)
         seeds = dict(sorted({**entry[side].get("seeds", {}), str(seed): run}.items(), key=lambda item: int(item[0])))
         entry[side] = {"median": statistics.median(run["success_rate"] for run in seeds.values()), "seeds": seeds}
@@ -55,7 +55,7 @@ class Measurement:
         return part
 
     def main(self, description: str | None) -> None:
-        """Measure what the command line asks for."""
+        """Run the measurements that the command line selects."""
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(self.tasks)}; all if none")
         parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])

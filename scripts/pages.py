@@ -1,4 +1,4 @@
-"""What the generators of the docs share: Markdown tables, and files that know whether they are current."""
+"""Shared code for the docs generators: Markdown tables, and files that know whether they are current."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rl_training.contracts.errors import MissingExtraError
 
 
 class Content(Protocol):
-    """Something that is written to a file."""
+    """The content of a generated file."""
 
     def is_current(self, path: Path) -> bool:
-        """Whether the file has it."""
+        """Whether the file already has this content."""
         ...
 
     def write(self, path: Path) -> None:
-        """Write it there."""
+        """Write the content to the file."""
         ...
 
 
 @dataclass(frozen=True)
 class Text:
-    """A page."""
+    """The text of a page."""
 
     text: str
 
@@ -41,14 +41,14 @@ class Text:
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG plot that knows which data it was drawn from. Equal data need not give equal bytes (extra `plot`)."""
+    """An SVG plot that records a hash of its data. Equal data need not give equal bytes (extra `plot`)."""
 
     def data(self) -> Any:
         """Everything that is drawn, as plain data."""
         return asdict(self)
 
     def digest(self) -> str:
-        """The hash of the data. It is written into the file, which is current if it has it."""
+        """The hash of the data. It is written into the file, and marks it as current."""
         text = json.dumps([STYLE_VERSION, type(self).__name__, self.data()])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -63,7 +63,7 @@ class Picture:
         except ImportError as error:
             raise MissingExtraError("plots of results", "plot") from error
         path.parent.mkdir(parents=True, exist_ok=True)
-        # text stays text, and ids come from the content: small files that are the same every time
+        # keep text as text and derive ids from the content: small, reproducible files
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rl_training", "font.size": 8}):
             about = {"Date": None, "Creator": None, "Description": f"data {self.digest()}"}
             self.figure().savefig(path, format="svg", metadata=about)
@@ -74,11 +74,11 @@ class Picture:
 
 
 STYLE_VERSION = 1
-"""To be raised when pictures of the same data should look otherwise, so that old ones count as stale."""
+"""Increase when the style of plots changes, so that existing files count as stale."""
 
 
 def write_stale(stale: Mapping[Path, Content], *, check: bool) -> int:
-    """Write what is stale, or with `check` only name it; the exit code."""
+    """Write stale files, or with `check` only list them; returns the exit code."""
     for path, content in stale.items():
         print(f"{'stale' if check else 'wrote'}: {path}")
         if not check:
@@ -87,5 +87,5 @@ def write_stale(stale: Mapping[Path, Content], *, check: bool) -> int:
 
 
 def number(value: float, form: str = ",.1f") -> str:
-    """One digit after the point, with a real minus sign."""
+    """One decimal place, with a real minus sign."""
     return f"{value:{form}}".replace("-", "−")

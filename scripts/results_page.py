@@ -1,7 +1,7 @@
-"""Write the results page of the docs and its plots from the manifests: `python scripts/results_page.py`.
+"""Generate the results page of the docs and its plots from the manifests: `python scripts/results_page.py`.
 
 `--add runs/classic` first merges the manifest of a finished benchmark into the package's results; `--check` writes
-nothing and says what is stale.
+nothing and lists what is stale.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ protocols differ from ours and from each other's, so read them as the size to ex
 
 
 class TaskKind(NamedTuple):
-    """Tasks that are measured with something and without it."""
+    """Tasks that are measured with and without a feature."""
 
     head: str
     sides: tuple[str, str]
@@ -137,7 +137,7 @@ class SuiteCurves(Picture):
     manifest: Manifest
 
     def data(self) -> Any:
-        """See `Picture.data`. The results, not their estimates: those may differ in their last bits elsewhere."""
+        """See `Picture.data`. Raw results, not estimates: those may differ in the last bits between machines."""
         return to_plain(self.manifest)
 
     def figure(self) -> Any:
@@ -146,7 +146,7 @@ class SuiteCurves(Picture):
 
 
 def contents(docs: Path, results: Path) -> dict[Path, Content]:
-    """The results page and its plots, as they should be."""
+    """The results page and its plots, in their current form."""
     if not (docs / PUBLISHED).is_file():
         raise ConfigError(f"'{docs}' has no {PUBLISHED}: call this in a clone of the project, or give --docs-dir")
     found: dict[Path, Content] = {docs / PAGE: Text(results_page(results, docs / PUBLISHED))}
@@ -157,12 +157,12 @@ def contents(docs: Path, results: Path) -> dict[Path, Content]:
 
 
 def stale(docs: Path, results: Path) -> dict[Path, Content]:
-    """What differs from how it should be."""
+    """The files that differ from their current form."""
     return {path: content for path, content in contents(docs, results).items() if not content.is_current(path)}
 
 
 def add_results(path: Path, results: Path) -> Path:
-    """Merge a manifest, or that of a suite's directory, into the results. Returns the file that has it now."""
+    """Merge a manifest, or that of a suite's directory, into the results. Returns the updated file."""
     manifest = read_manifest(path / MANIFEST if path.is_dir() else path)
     if not manifest.tasks:
         raise ConfigError(f"{path}: has no finished runs yet")
@@ -200,7 +200,7 @@ def results_page(results: Path, published_file: Path) -> str:
 
 
 def protocol_lines(rows: Iterable[Row]) -> list[str]:
-    """How it was measured; rows that were measured otherwise have a mark."""
+    """The evaluation protocol; rows with another protocol are marked."""
     found = {(" ".join(row.marks), protocol_text(row.task, row.judge)) for row in rows if row.task is not None}
     return [f"Protocol{f' of the rows {marks}' if marks else ''}: {text}.\n" for marks, text in sorted(found)]
 
@@ -218,7 +218,7 @@ def protocol_text(task: TaskResult, judge: str) -> str:
 
 
 def result_cells(row: Row, published: Published) -> list[str]:
-    """One measurement: what it reached, and what others published."""
+    """One row: our result, and published ones."""
     about = [f"{row.name}<br>{environment_text(row.preset, row.config.env_id)}", f"{row.config.total_timesteps:,}"]
     figures = "<br>".join(figure_text(figure, row, published) for figure in row.figures)
     if row.task is None:
@@ -232,7 +232,7 @@ def result_cells(row: Row, published: Published) -> list[str]:
 
 
 def estimate_text(estimate: Estimate, form: str = ",.1f") -> str:
-    """A number in bold, with its interval."""
+    """A value in bold, with its interval."""
     value = f"**{number(estimate.value, form)}**"
     if estimate.low is None or estimate.high is None:
         return value
@@ -240,7 +240,7 @@ def estimate_text(estimate: Estimate, form: str = ",.1f") -> str:
 
 
 def figure_text(figure: Figure, row: Row, published: Published) -> str:
-    """A published value, whether it was reached, its source, and in what it is about something else than its row."""
+    """A published value, whether it was reached, its source, and how its task differs from the row's."""
     source = published.sources[figure.source]
     about = [source.short]
     if figure.env_id != row.config.env_id:
@@ -253,7 +253,7 @@ def figure_text(figure: Figure, row: Row, published: Published) -> str:
 
 
 def below_part(rows: Sequence[Row], published: Published) -> list[str]:
-    """The rows that are below a published figure, with what is known about them."""
+    """The rows below a published figure, with what is known about the reasons."""
     lines = []
     for row in rows:
         for figure in row.below():
@@ -265,7 +265,7 @@ def below_part(rows: Sequence[Row], published: Published) -> list[str]:
 
 
 def suite_part(manifest: Manifest) -> str:
-    """The aggregates of one suite."""
+    """The aggregate results of one suite."""
     found = competitors(manifest)
     rows = [
         [entry.label, f"{len(entry.tasks)}", f"{entry.num_runs}", estimate_text(entry.overall(), ".2f")]
@@ -282,7 +282,7 @@ def suite_part(manifest: Manifest) -> str:
 
 
 def probability(one: Competitor, other: Competitor) -> str:
-    """How likely one does better than another."""
+    """The probability of improvement of one competitor over another."""
     found = None if one is other else one.against(other)
     if found is None:
         return ""
@@ -290,7 +290,7 @@ def probability(one: Competitor, other: Competitor) -> str:
 
 
 def tasks_part(data: Mapping[str, Any]) -> str:
-    """Success on tasks that need something, with it and without."""
+    """Success rates on tasks, with and without a feature."""
     kind = next(kind for kind in TASKS if all(kind.sides[0] in task for task in data["tasks"].values()))
     rows = [
         [f"`{name}`", f"{task['total_timesteps']:,}", *(success_text(task[side]) for side in kind.sides)]
@@ -301,7 +301,7 @@ def tasks_part(data: Mapping[str, Any]) -> str:
 
 
 def success_text(side: Mapping[str, Any]) -> str:
-    """The median success and that of each seed, in percent."""
+    """The median success rate and that of each seed, in percent."""
     if not side:
         return "not yet measured"
     seeds = ", ".join(f"{run['success_rate']:.0%}" for run in side["seeds"].values())
@@ -309,7 +309,7 @@ def success_text(side: Mapping[str, Any]) -> str:
 
 
 def published_table(published: Published) -> str:
-    """What others published, each with its environment and source."""
+    """Published results, each with its environment and source."""
     rows = [
         [
             f"`{figure.preset}`",
@@ -325,7 +325,7 @@ def published_table(published: Published) -> str:
 
 
 class Origin(NamedTuple):
-    """Where and when a run was made."""
+    """Machine, versions and date of a run."""
 
     date: str
     cpu: str
@@ -335,7 +335,7 @@ class Origin(NamedTuple):
 
 
 def where_part(manifests: Sequence[Manifest], others: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Machines, versions, commits and dates behind the numbers."""
+    """Machines, versions, commits and dates of the results."""
     origins = [
         Origin(run.date, run.hardware["cpu"], run.hardware.get("torch_threads", 1), run.git_commit or "", run.versions)
         for manifest in manifests
@@ -368,7 +368,7 @@ def _either(found: set[str]) -> str:
 
 
 def commits_text(commits: Sequence[str]) -> str:
-    """Commits, each with its number of runs."""
+    """Commits with their number of runs."""
     known = sorted({commit for commit in commits if commit})
     texts = [
         f"{commit[:10]}{'-dirty' if commit.endswith('-dirty') else ''} ({commits.count(commit)})" for commit in known
@@ -382,7 +382,7 @@ def commits_text(commits: Sequence[str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the page and its plots, or say what is stale."""
+    """Write the page and its plots, or list what is stale."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     docs = "holds published.yaml; results.md and figures/ are written there"
     parser.add_argument("--docs-dir", type=Path, default=ROOT / "docs", help=docs)

@@ -1,4 +1,4 @@
-"""The clock that all sides share: when a run reached a step, when it was over, and how much memory it took."""
+"""The clock that all sides share: when a run reached a step, when it ended, and how much memory it used."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ FIRST_STEPS = {
     "HalfCheetah-v5": (("gymnasium.envs.mujoco.half_cheetah_v5", "HalfCheetahEnv"),),
     "ALE/Pong-v5": (("ale_py.env", "AtariEnv"), ("ale_py.vector_env", "AtariVectorEnv")),
 }
-"""Modules and classes whose `step` is the first that a run makes."""
+"""Modules and classes whose first `step` call is the first step of a run."""
 
 
 class Clock:
-    """Seconds since the process was started, or if nobody said when that was, since this object was made."""
+    """Seconds since the process was started, or if unknown, since this object was created."""
 
     def __init__(self, spawned: float | None = None) -> None:
         already = 0.0 if spawned is None else max(0.0, time.time() - spawned)
         self.began = time.perf_counter() - already
         self.marks: dict[str, float] = {}
         self.cpu: dict[str, float] = {}
-        """Seconds of processor time, over all threads."""
+        """CPU seconds over all threads."""
         self.threads: int | None = None
-        """Of torch, if the side says so."""
+        """Torch's number of threads, if the side reports it."""
 
     def mark(self, name: str) -> None:
-        """Remember now, unless it was marked before."""
+        """Record the current time, unless the name was marked before."""
         if name not in self.marks:
             self.marks[name], self.cpu[name] = time.perf_counter() - self.began, time.process_time()
 
     def await_first_step(self, env_id: str) -> None:
-        """Mark the first step of an environment of this kind, whoever makes it; later ones are untouched."""
+        """Mark the first step of an environment of this kind, whoever calls it; later calls are not wrapped."""
         for module, *names in FIRST_STEPS[env_id]:
             for name in names:
                 cls = getattr(importlib.import_module(module), name, None)
@@ -59,7 +59,7 @@ class Clock:
 
 
 def run(side: Callable[[Task, int, Clock], None], packages: tuple[str, ...]) -> None:
-    """Measure one run, and print what was found as one line of JSON."""
+    """Measure one run, and print the results as one line of JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--threads", type=int, default=0)

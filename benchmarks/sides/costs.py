@@ -15,14 +15,14 @@ TRANSITIONS = 100_000
 
 
 def measure_checkpoints(saves: Sequence[Callable[[], Any]], load: Callable[[], Any], directory: Path) -> dict[str, Any]:
-    """Seconds of each save, of as many loads, and the size of what the last save wrote into its directory."""
+    """Seconds of each save and of as many loads, and the size of the last saved directory."""
     found = {"save_seconds": [timed(save) for save in saves], "load_seconds": [timed(load) for _ in saves]}
     files = [file for file in directory.rglob("*") if file.is_file()]
     return {**found, "megabytes": sum(file.stat().st_size for file in files) / 1e6}
 
 
 def timed(action: Callable[[], Any]) -> float:
-    """Seconds that an action takes; what it makes is kept until they are counted."""
+    """Seconds that an action takes; its result is freed after timing."""
     began = time.perf_counter()
     made = action()
     seconds = time.perf_counter() - began
@@ -31,7 +31,7 @@ def timed(action: Callable[[], Any]) -> float:
 
 
 def report(measurements: dict[str, Callable[[], dict[str, Any]]], packages: tuple[str, ...]) -> None:
-    """Make the measurement that the command line names, and print it as one line of JSON."""
+    """Run the measurement that the command line names, and print it as one line of JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=measurements)
     parser.add_argument("--spawned", type=float, default=None, help="not used here")

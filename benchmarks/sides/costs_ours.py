@@ -1,4 +1,4 @@
-"""This package: saving and loading agents, and the memory of replay."""
+"""This package: saving and loading agents, and the memory of the replay buffer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGES = ("rl-training", "torch", "gymnasium", "numpy")
 
 
 def ppo() -> dict[str, Any]:
-    """An agent that has learned from one rollout."""
+    """An agent trained on one rollout."""
     from rl_training import PPO
 
     agent = PPO("CartPole-v1", num_envs=8, num_steps=128, eval_every=0, seed=0)
@@ -33,7 +33,7 @@ def sac() -> dict[str, Any]:
 
 
 def checkpoints(agent: Any) -> dict[str, Any]:
-    """All of the state, into a new directory each time, and back."""
+    """Save the complete state to a new directory each time, and load it."""
     with tempfile.TemporaryDirectory() as directory:
         paths = [Path(directory) / str(number) for number in range(REPEATS)]
         saves = [partial(agent.save, path) for path in paths]
@@ -41,7 +41,7 @@ def checkpoints(agent: Any) -> dict[str, Any]:
 
 
 def halfcheetah() -> dict[str, Any]:
-    """A replay of a million transitions of HalfCheetah's sizes, filled with random numbers."""
+    """A replay buffer of a million transitions with HalfCheetah's sizes, filled with random numbers."""
     import numpy as np
 
     sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -50,12 +50,12 @@ def halfcheetah() -> dict[str, Any]:
     from rl_training.data.replay_buffer import ReplayBuffer
 
     rng, count = np.random.default_rng(0), 1_000_000
-    play(ReplayBuffer(SPEC, 10_000, NUM_ENVS), 10_000, rng)  # so that what is imported late is not counted
+    play(ReplayBuffer(SPEC, 10_000, NUM_ENVS), 10_000, rng)  # so that late imports are not counted
     before = memory("VmRSS")
     buffer = ReplayBuffer(SPEC, count, NUM_ENVS)
     play(buffer, count, rng)
     assert buffer.num_transitions == count
-    # observation, action and reward in single precision, and how the step ended
+    # observation, action and reward in single precision, and two bytes for how the step ended
     raw = count * (17 * 4 + 6 * 4 + 4 + 1 + 1)
     return {"transitions": count, "bytes": memory("VmRSS") - before, "raw_bytes": raw}
 

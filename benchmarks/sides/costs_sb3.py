@@ -1,4 +1,4 @@
-"""Stable-Baselines3: saving and loading models, with their replay, and the memory that replay asks for."""
+"""Stable-Baselines3: saving and loading models with their replay buffer, and the memory that the buffer allocates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGES = ("stable-baselines3", "torch", "gymnasium", "numpy")
 
 
 def ppo() -> dict[str, Any]:
-    """A model that has learned from one rollout."""
+    """A model trained on one rollout."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
 
@@ -24,7 +24,7 @@ def ppo() -> dict[str, Any]:
 
 
 def sac() -> dict[str, Any]:
-    """A model whose replay is full. What it holds does not matter to the time, so it is written directly."""
+    """A model with a full replay buffer. Its content does not affect the time, so it is written directly."""
     import numpy as np
     from stable_baselines3 import SAC
     from stable_baselines3.common.env_util import make_vec_env
@@ -48,7 +48,7 @@ def sac() -> dict[str, Any]:
 
 
 def checkpoints(model: Any, load: Any, save_replay: Any) -> dict[str, Any]:
-    """Into a new directory each time, and back."""
+    """Save to a new directory each time, and load."""
 
     def save(path: Path) -> None:
         path.mkdir()
@@ -68,7 +68,7 @@ def columns(buffer: Any) -> int:
 
 
 def halfcheetah() -> dict[str, Any]:
-    """A replay of a million transitions. Its arrays are not written to, so this is what it asks for."""
+    """A replay buffer of a million transitions. Its arrays are not written to, so this is the allocated size."""
     import gymnasium
     from stable_baselines3.common.buffers import ReplayBuffer
 
@@ -78,7 +78,7 @@ def halfcheetah() -> dict[str, Any]:
 
 
 def atari() -> dict[str, Any]:
-    """The same for 100 000 transitions of Atari's frames, plain and with `optimize_memory_usage`."""
+    """The same for 100 000 transitions of Atari frames, plain and with `optimize_memory_usage`."""
     import gymnasium
     import numpy as np
     from stable_baselines3.common.buffers import ReplayBuffer

@@ -10,7 +10,7 @@ from tasks import Task
 
 
 def config_of(task: Task, threads: int, directory: str) -> dict[str, Any]:
-    """The config of a run, without what depends on nobody's choice."""
+    """The config of a run."""
     sizes = list(task.sizes)  # after the encoder, if observations are images
     network: dict[str, Any] = {"actor_sizes": sizes, "critic_sizes": sizes, "activation": task.activation}
     if task.algo == "dqn":
@@ -22,7 +22,7 @@ def config_of(task: Task, threads: int, directory: str) -> dict[str, Any]:
         "env_id": task.env_id,
         "num_envs": task.num_envs,
         "total_timesteps": task.steps,
-        "eval_every": 0,  # the peers do not evaluate unless they are told to
+        "eval_every": 0,  # the peers do not evaluate by default
         "num_threads": threads or None,
         "output_dir": directory,
         "algorithm": {**task.settings, "network": network},

@@ -1,4 +1,4 @@
-"""Stable-Baselines3 and sb3-contrib: `learn` over `make_vec_env` or `make_atari_env`, as their docs show it."""
+"""Stable-Baselines3 and sb3-contrib: `learn` with `make_vec_env` or `make_atari_env`, as in their docs."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SAME = {
     "target_noise": "target_policy_noise",
     "target_noise_clip": "target_noise_clip",
 }
-"""Settings that have another name at most."""
+"""Settings that differ only in name."""
 FIXED = {"double": False, "loss": "huber", "initial_temperature": 1.0, "sequence_length": None}
-"""Settings of ours that are no choice there, and what they are."""
+"""Settings of this package that are fixed there, with their values."""
 
 
 def arguments(task: Task, activations: dict[str, Any], left_out: tuple[str, ...] = ()) -> tuple[str, dict[str, Any]]:
-    """Policy and keyword arguments of a model. `left_out` are arguments that a model does not have."""
+    """Policy and keyword arguments of a model. `left_out` are arguments that the model does not support."""
     own = dict(task.settings)
     for name, value in FIXED.items():
         assert own.pop(name, value) == value, f"{name} cannot be set"
@@ -42,7 +42,7 @@ def arguments(task: Task, activations: dict[str, Any], left_out: tuple[str, ...]
     kwargs: dict[str, Any] = {"seed": 0}
     num_steps = own.pop("num_steps")
     if "ppo" in task.algo:
-        kwargs |= {"n_steps": num_steps, "vf_coef": own.pop("vf_coef") / 2}  # of the whole squared error
+        kwargs |= {"n_steps": num_steps, "vf_coef": own.pop("vf_coef") / 2}  # their loss is the full squared error
     else:
         kwargs |= {"train_freq": num_steps, "gradient_steps": round(own.pop("updates_per_step") * num_steps)}
     if task.algo == "dqn":
@@ -79,7 +79,7 @@ def arguments(task: Task, activations: dict[str, Any], left_out: tuple[str, ...]
 
 
 def gaussian(env_id: str, std: float) -> Any:
-    """Noise on actions, which these packages leave to their users."""
+    """Action noise, which these packages leave to the user."""
     import gymnasium
     import numpy as np
     from stable_baselines3.common.noise import NormalActionNoise
@@ -91,7 +91,7 @@ def gaussian(env_id: str, std: float) -> Any:
 
 
 def watcher(task: Task, clock: Clock) -> Any:
-    """A callback that marks the start: the first step after the one that the task names, and so after its update."""
+    """A callback that marks the start: the first step after the task's `start`, and so after its update."""
     from stable_baselines3.common.callbacks import BaseCallback
 
     class Watch(BaseCallback):
@@ -119,7 +119,7 @@ def side(task: Task, threads: int, clock: Clock) -> None:
         import gymnasium
 
         gymnasium.register_envs(ale_py)
-        # gymnasium's own id for the game without frame skip, which SB3's wrapper brings
+        # gymnasium's id for the game without frame skip, which SB3's wrapper adds
         env: Any = make_atari_env("PongNoFrameskip-v4", n_envs=task.num_envs, seed=0)
         env = VecFrameStack(env, n_stack=4)
     else:

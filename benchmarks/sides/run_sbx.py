@@ -10,11 +10,11 @@ from run_sb3 import arguments, watcher
 from tasks import Task
 
 LEFT_OUT = {"dqn": ("max_grad_norm",)}
-"""Arguments that SBX does not have: its DQN does not clip gradients, which is a little less work."""
+"""Arguments that SBX does not support: its DQN does not clip gradients, which is slightly less work."""
 
 
 def limit_threads(threads: int) -> None:
-    """Before JAX is imported: the size of XLA's pool of threads, for which it has no flag."""
+    """Set the size of XLA's thread pool before JAX is imported; there is no flag for it."""
     os.environ["NPROC"] = os.environ["PJRT_NPROC"] = str(threads)
     if threads == 1:
         os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"

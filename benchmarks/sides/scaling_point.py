@@ -1,4 +1,4 @@
-"""One run of this package for a few seconds, given a config as JSON: its speed, and where its time went."""
+"""One run of this package for a few seconds, given a config as JSON: its speed and fractions of time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import time
 from typing import Any
 
 WARM_UP = 5
-"""Iterations that are not measured, after those without updates."""
+"""Warm-up iterations after those without updates; not measured."""
 WARM_SECONDS = 4.0
-"""Seconds that are not measured, in which what is worth it is compiled."""
+"""Warm-up seconds in which functions are compiled; not measured."""
 
 
 def main() -> None:

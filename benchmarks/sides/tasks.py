@@ -1,8 +1,8 @@
-"""What is compared: the same work for every side, in this package's words. Plain Python, read in every environment.
+"""The compared tasks: the same work for every side, in this package's terms. Plain Python, read in every environment.
 
-A task names every setting that the sides could see differently, also where defaults happen to agree. `start` is the
-step from which speed is measured: by then networks are compiled, replay has something in it, and every kind of update
-has been made.
+A task sets every setting whose default could differ between the sides, even where defaults agree. `start` is the step
+from which speed is measured: by then networks are compiled, the replay buffer has data, and every kind of update has
+been made.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Task:
     activation: str = "relu"
     atari: bool = False
     total: int = 0
-    """Steps for which also the time from the start of the process is of interest; 0 for none."""
+    """Steps for which the time from the start of the process is also reported; 0 for none."""
 
     @property
     def iteration(self) -> int:
-        """Steps between updates: a run cannot end elsewhere."""
+        """Steps between updates: a run can only end at a multiple of it."""
         return int(self.settings["num_steps"]) * self.num_envs
 
     def measuring(self, share: float) -> Task:
-        """The same task with a share of its measured steps, in whole iterations and at least one of them."""
+        """The same task with a fraction of its measured steps, in whole iterations and at least one."""
         wanted = (self.steps - self.start) * share / self.iteration
         return dataclasses.replace(self, steps=self.start + max(1, round(wanted)) * self.iteration)
 
@@ -46,7 +46,7 @@ PPO = {
     "gae_lambda": 0.95,
     "clip_coef": 0.2,
     "clip_value_coef": None,
-    "vf_coef": 1.0,  # of half the squared error
+    "vf_coef": 1.0,  # the loss is half the squared error
     "max_grad_norm": 0.5,
     "normalize_advantage": True,
     "target_kl": None,
@@ -201,7 +201,7 @@ TASKS: dict[str, Task] = {
         num_envs=8,
         settings={
             **PPO_8_ENVS,
-            "sequence_length": None,  # gradients go back through whole rollouts, as they do in sb3-contrib
+            "sequence_length": None,  # backpropagation through whole rollouts, as in sb3-contrib
             "memory": {"kind": "lstm", "size": 64, "critic": "separate"},
         },
         peers=("sb3",),

@@ -1,1 +1,1 @@
-"""The outside of the package: one object with five verbs, and functions that do the same from files."""
+"""The public API: the `Agent` class with its methods, and functions that do the same from files."""

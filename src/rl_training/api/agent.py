@@ -57,7 +57,7 @@ class Agent:
     """Base of `PPO`, `A2C` and all other ready-to-use classes.
 
     Args:
-        env: an environment id, a callable that makes an environment, an environment, a vector environment, or a
+        env: an environment id, a callable that creates an environment, an environment, a vector environment, or a
             complete `TrainConfig`.
         eval_env: an environment for evaluation; by default one like `env`.
         **settings: any field of `TrainConfig` or of the algorithm's config.
@@ -94,9 +94,9 @@ class Agent:
     def from_preset(
         cls: type[AgentT], env: str, *, env_id: str | None = None, eval_env: EnvLike | None = None, **settings: Any
     ) -> AgentT:
-        """An agent with the settings that are known to work on an environment (id, or a preset's name).
+        """An agent with the settings of a preset, found by environment id or by the preset's name.
 
-        `env_id` uses them on another environment; a preset for a family, such as `ppo/atari`, needs it.
+        `env_id` applies them to another environment; a preset for a family, such as `ppo/atari`, needs it.
 
         Example:
             >>> PPO.from_preset("CartPole-v1", seed=1)  # doctest: +SKIP
@@ -108,7 +108,7 @@ class Agent:
             known = ", ".join(sorted(p.subject for p in presets().values() if p.algo == cls.algo))
             raise ConfigError(f"there is no {cls.algo} preset for '{env}'. There are presets for: {known}")
         if env_id is None and (named is None or preset.is_family):
-            env_id = preset.env_id if named is not None else env  # that of a family is refused: one has to be named
+            env_id = preset.env_id if named is not None else env  # a family is refused: name one environment
         place = {} if env_id is None else {"env_id": env_id}
         own = split_settings(cls.algo, settings, env_id or preset.env_id)
         return cls(resolve([preset.layer(), Layer({**place, **own}, cls.__name__)]), eval_env=eval_env)
@@ -123,11 +123,11 @@ class Agent:
         trust: bool = False,
         learner_only: bool = False,
     ) -> AgentT:
-        """The agent saved at a path (a checkpoint, or a run directory: its newest one). `learn` continues it.
+        """Load an agent from a path (a checkpoint, or a run directory: its newest one). `learn` continues training.
 
         Agents that were trained on an environment object need `env`. `trust` allows the file to name a module to
         import (`package:Env-v0`), and `learn` to log to W&B or MLflow if the file says so; without it they are off.
-        With `learner_only`, the replay and the episodes in flight are not read: enough for acting; `learn` then starts
+        With `learner_only`, the replay and unfinished episodes are not read: enough for acting; `learn` then starts
         with an empty replay and new episodes.
         """
         experiment, checkpoint = load_experiment(
@@ -149,9 +149,9 @@ class Agent:
         progress: bool = True,
         run_dir: str | Path | None = None,
     ) -> TrainResult:
-        """Train for so many more steps (by default the config's). Writes nothing unless `run_dir` is given.
+        """Train for this many more steps (default: the config's). Writes nothing unless `run_dir` is given.
 
-        The first call fixes the horizon of schedules.
+        The first call sets the horizon of schedules.
         """
         more = self.config.total_timesteps if total_timesteps is None else total_timesteps
         if isinstance(more, bool) or not isinstance(more, (int, np.integer)) or more < 1:
@@ -176,7 +176,7 @@ class Agent:
         episode_start: Any = None,
         action_mask: Any = None,
     ) -> tuple[Any, Any]:
-        """Actions for one observation or a batch, as the environment expects them, and the policy's next state.
+        """Actions for one observation or a batch, in the environment's format, and the policy's next state.
 
         With the setting `action_masks`, the mask is an entry of the observation or given as `action_mask`.
         """
@@ -192,7 +192,7 @@ class Agent:
         return (action[0] if single else action), out.state
 
     def value(self, obs: Any, *, action_mask: Any = None) -> Any:
-        """The critic's estimate of the state: a float for one observation, an array [B] for a batch."""
+        """The critic's value estimate: a float for one observation, an array [B] for a batch."""
         batch, single = self._batch(self._with_mask(obs, action_mask))
         values = self.policy.value(to_tensors(batch, self._experiment.device)).cpu().numpy()
         return float(values[0]) if single else values
@@ -200,9 +200,9 @@ class Agent:
     def evaluate(
         self, num_episodes: int = 10, *, deterministic: bool | None = None, seed: int | None = None
     ) -> EvaluationResult:
-        """Whole episodes in the agent's evaluation environments. Equal seeds give equal episodes.
+        """Run full episodes in the agent's evaluation environments. Equal seeds give equal episodes.
 
-        By default actions are chosen as the settings say (`eval_deterministic`, `eval_epsilon`).
+        By default, the settings `eval_deterministic` and `eval_epsilon` determine how actions are chosen.
         """
         return self._evaluate(self._experiment.evaluator, num_episodes, deterministic, seed)
 
@@ -214,7 +214,7 @@ class Agent:
         deterministic: bool | None = None,
         seed: int | None = None,
     ) -> EvaluationResult:
-        """Film episodes as mp4 files (extra `video`)."""
+        """Record episodes as mp4 files (extra `video`)."""
         prefix = f"{self.config.algo}-step-{self.num_timesteps}"
         evaluator = recorder(self._experiment, Path(directory), prefix, num_episodes)
         return self._play(evaluator, num_episodes, deterministic, seed)
@@ -222,7 +222,7 @@ class Agent:
     def render(
         self, num_episodes: int = 1, *, deterministic: bool | None = None, seed: int | None = None
     ) -> EvaluationResult:
-        """Show episodes on the screen."""
+        """Render episodes on the screen."""
         return self._play(self._experiment.viewer(), num_episodes, deterministic, seed)
 
     def _play(
@@ -246,9 +246,9 @@ class Agent:
             return evaluator.evaluate(self.policy, num_episodes, deterministic=deterministic, seed=seed)
 
     def save(self, path: str | Path, *, weights_only: bool = False) -> Path:
-        """Write the agent (all of its state, and its metadata) as a checkpoint directory.
+        """Write the agent (its complete state and metadata) as a checkpoint directory.
 
-        With `weights_only`, just what acting needs, for others: `learn` then starts from the weights like a new run.
+        With `weights_only`, write only what acting needs: `learn` then starts from the weights like a new run.
         """
         if weights_only:
             return save_weights(self._experiment, Path(path))
@@ -263,10 +263,10 @@ class Agent:
             )
 
     def export(self, path: str | Path, format: ExportFormat = "onnx") -> dict[str, Any]:  # noqa: A002 - what it is
-        """Write the deterministic policy as one file that acts without this package: ONNX, or a torch.export archive.
+        """Write the deterministic policy as one file that runs without this package: ONNX, or a torch.export archive.
 
-        It takes observations as the environment shows them and gives the actions of `predict`, with which it is
-        compared on random observations before it is put in place. Returns what the file says about itself.
+        It takes raw observations of the environment and returns the actions of `predict`. Both are compared on random
+        observations before the file is written. Returns the file's metadata.
 
         Example:
             >>> agent.export("policy.onnx")  # doctest: +SKIP
@@ -279,9 +279,9 @@ class Agent:
         return export_policy(self._experiment, Path(path), format, predict)
 
     def push_to_hub(self, repo_id: str, *, num_episodes: int = 20, video: bool = False, private: bool = False) -> str:
-        """Upload the agent (as `save(weights_only=True)` writes it) and a model card with an evaluation (extra `hub`).
+        """Upload the agent (as `save(weights_only=True)`) and a model card with an evaluation (extra `hub`).
 
-        `video` adds a filmed episode (extra `video`). Returns the repository's address.
+        `video` adds a recorded episode (extra `video`). Returns the URL of the repository.
         """
         require_hub()
         if video:
@@ -299,12 +299,12 @@ class Agent:
             return upload(folder, repo_id, private=private)
 
     def save_replay(self, path: str | Path) -> Path:
-        """Write the replay alone, for another agent or as prior data (setting `prior_replay`)."""
+        """Write only the replay buffer, for another agent or as prior data (setting `prior_replay`)."""
         self._require_whole()
         return save_replay(Path(path), self._off_policy().sampler.buffer, self.config.to_dict())
 
     def load_replay(self, path: str | Path) -> None:
-        """Replace the replay by one that was saved alone; priorities begin anew."""
+        """Replace the replay buffer by a saved one; priorities are reset."""
         trainer = self._off_policy()
         buffer = trainer.sampler.buffer
         size = buffer.num_rows * buffer.num_envs
@@ -323,12 +323,12 @@ class Agent:
 
     @property
     def policy(self) -> Policy:
-        """What acts."""
+        """The policy, which chooses actions."""
         return self.algorithm.policy
 
     @property
     def algorithm(self) -> Algorithm[Any]:
-        """What learns."""
+        """The learning algorithm."""
         return self._experiment.trainer.algorithm
 
     @property
@@ -338,7 +338,7 @@ class Agent:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Config, seed, versions, hardware and environment: what `save` puts beside the weights."""
+        """Config, seed, versions, hardware and environment, as `save` writes them."""
         return {
             **collect_metadata(str(self._experiment.device)),
             "seed": self.config.seed,
@@ -356,7 +356,7 @@ class Agent:
         return f"{type(self).__name__}({self.config.env_id!r}, seed={self.config.seed}, steps={self.num_timesteps})"
 
     def _with_mask(self, obs: Any, action_mask: Any) -> Any:
-        """The observation as the environment of this agent shows it, with its mask."""
+        """The observation in the format of the agent's environment, including its mask."""
         spec = self._experiment.spec
         if not spec.action_masks:
             if action_mask is not None:
@@ -377,7 +377,7 @@ class Agent:
         return entries
 
     def _batch(self, obs: Any) -> tuple[ArrayObservation, bool]:
-        """A batch as the policy sees it, and whether one observation was given."""
+        """A normalised batch for the policy, and whether a single observation was given."""
         space = self._experiment.spec.observation_space
         arrays, single = _as_batch(obs, space)
         normalizer = self._experiment.trainer.collector.obs_normalizer
@@ -407,7 +407,7 @@ def _as_batch(obs: Any, space: spaces.Space[Any]) -> tuple[ArrayObservation, boo
 
 
 def _layer(algo: str, env: EnvLike, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords as a layer of config, with what follows from the environment object."""
+    """Keyword arguments as a config layer, including the number of environments of an environment object."""
     given = {"algo": algo, "env_id": describe_env(env)}
     data = split_settings(algo, settings, given["env_id"])
     if "atari" in data and not isinstance(env, str):
@@ -426,9 +426,9 @@ def _layer(algo: str, env: EnvLike, settings: Mapping[str, Any]) -> dict[str, An
 
 
 def split_settings(algo: str, settings: Mapping[str, Any], env_id: str = "any") -> dict[str, Any]:
-    """Keywords sorted into fields of `TrainConfig` and of the algorithm's config; unknown ones are errors.
+    """Sort keyword arguments into fields of `TrainConfig` and of the algorithm's config; unknown ones are errors.
 
-    With the environment, problems that settings have on it are reported beside unknown ones.
+    If there are unknown ones, problems of the other settings with `env_id` are reported as well.
     """
     run_fields = {field.name for field in dataclasses.fields(TrainConfig)} - {"algo", "env_id"}
     own_fields = {field.name for field in dataclasses.fields(get_spec(algo).config)}
@@ -456,7 +456,7 @@ def _override(config: TrainConfig, settings: Mapping[str, Any], algo: str) -> Tr
 
 
 def make_agent(algo: str, env: EnvLike | TrainConfig, *, eval_env: EnvLike | None = None, **settings: Any) -> Agent:
-    """The agent of an algorithm by its lower-case name; otherwise as its class is called.
+    """Create an agent by the lower-case name of its algorithm; arguments as for its class.
 
     Example:
         >>> make_agent("ppo", "CartPole-v1", seed=1)  # doctest: +SKIP
@@ -475,13 +475,13 @@ def load(
     trust: bool = False,
     learner_only: bool = False,
 ) -> Agent:
-    """The agent saved at a path, whatever its algorithm; see `Agent.load`."""
+    """Load an agent of any algorithm from a path; see `Agent.load`."""
     experiment, _ = load_experiment(path, env=env, eval_env=eval_env, trust=trust, learner_only=learner_only)
     return agent_of(experiment)
 
 
 def agent_of(experiment: Experiment) -> Agent:
-    """The agent of an experiment, as an instance of the class of its algorithm."""
+    """The agent of an experiment, as an instance of its algorithm's class."""
     from rl_training.api import facades
 
     cls: type[Agent] = getattr(facades, get_spec(experiment.config.algo).title)
@@ -496,7 +496,7 @@ def load_from_hub(
     eval_env: EnvLike | None = None,
     trust: bool = False,
 ) -> Agent:
-    """The agent in a repository of the Hugging Face hub (extra `hub`), loaded like any checkpoint: it runs no code."""
+    """Load an agent from a repository on the Hugging Face Hub (extra `hub`), like any checkpoint: it runs no code."""
     with tempfile.TemporaryDirectory() as scratch:
         path = download(repo_id, Path(scratch) / "agent", revision)
         return load(path, env, eval_env=eval_env, trust=trust)
@@ -511,7 +511,7 @@ def evaluate(
     seed: int | None = None,
     trust: bool = False,
 ) -> EvaluationResult:
-    """Evaluate the agent saved at a path (a checkpoint or a run directory)."""
+    """Evaluate an agent loaded from a path (a checkpoint or a run directory)."""
     agent = load(path, env, trust=trust, learner_only=True)
     try:
         return agent.evaluate(num_episodes, deterministic=deterministic, seed=seed)

@@ -1,6 +1,6 @@
-"""`PPO`, `A2C`, ...: one class per registered algorithm, made when it is asked for. Plug-ins have theirs as well.
+"""`PPO`, `A2C`, ...: one class per registered algorithm, including plug-ins, created on first access.
 
-Editors and type checkers read `facades.pyi`, which `python -m rl_training.api.stubs` writes from the registry.
+Editors and type checkers read `facades.pyi`, which `python -m rl_training.api.stubs` generates from the registry.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rl_training.api.agent import Agent
 
 
 def __getattr__(name: str) -> Any:
-    """The facade of that name."""
+    """The agent class with that name."""
     for spec in registry().values():
         if spec.title == name:
             summary = f"{spec.title}, ready to use ({spec.paper}).\n\n{Agent.__doc__}"

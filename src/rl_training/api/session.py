@@ -1,4 +1,4 @@
-"""Running an experiment: with or without a run directory, from the start or from a checkpoint."""
+"""Runs an experiment: with or without a run directory, from the start or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def train(
 ) -> TrainResult:
     """Train from a config, in a new run directory below `config.output_dir`.
 
-    With `profile`, the run directory gets a table of where the time went (`profile.json`), and a trace of the first
-    spans that chrome://tracing and Perfetto open (`trace.json`).
+    With `profile`, the run directory gets a table of the time per part (`profile.json`), and a trace of the first
+    spans for chrome://tracing and Perfetto (`trace.json`).
 
     Example:
         >>> result = train(TrainConfig(algo="ppo", env_id="CartPole-v1"))  # doctest: +SKIP
@@ -133,12 +133,12 @@ def resume(
     learner_only: bool = False,
     **changes: Any,
 ) -> TrainResult:
-    """Continue a run from its newest good checkpoint, in the same run directory.
+    """Continue a run from its newest valid checkpoint, in the same run directory.
 
     `env` is needed for runs whose environment was an object. `trust` allows the run's config to name a module to
-    import (`package:Env-v0`) and to log to W&B or MLflow. With `learner_only`, the replay and the episodes in flight
-    are not read: the run goes on from the weights and the optimizer of its newest checkpoint even if these are damaged.
-    Other settings that may change (`eval_every`, `device`, ...) are given by keyword.
+    import (`package:Env-v0`) and to log to W&B or MLflow. With `learner_only`, the replay and unfinished episodes
+    are not read: the run continues from the weights and optimizer of its newest checkpoint even if these are damaged.
+    Other settings that may change (`eval_every`, `device`, ...) are keyword arguments.
     """
     run_dir = RunDirectory(Path(path))
     run_dir.require()
@@ -146,7 +146,7 @@ def resume(
         changes["total_timesteps"] = total_timesteps
     source, rest = str(run_dir.path / CONFIG), read_yaml(run_dir.path / CONFIG)
     rest = dict(rest)
-    place = {str(name): rest.pop(name) for name in ("env_id", "env_kwargs") if name in rest}  # an `env` replaces it
+    place = {str(name): rest.pop(name) for name in ("env_id", "env_kwargs") if name in rest}  # `env` replaces it
     layers = [Layer(rest, source, trust), Layer(place, source, trust or env is not None), Layer(changes, "resume")]
     config = resolve(layers)
     with run_lock(run_dir.path):
@@ -174,7 +174,7 @@ def resume(
 
 @contextmanager
 def _offering_learner_only(run_dir: RunDirectory, learner_only: bool) -> Iterator[None]:
-    """Where the weights of a run that cannot be resumed are intact, the error says how to go on from them."""
+    """If a run cannot be resumed but its weights are intact, add to the error how to continue from them."""
     try:
         yield
     except CheckpointError as error:
@@ -192,7 +192,7 @@ def _offering_learner_only(run_dir: RunDirectory, learner_only: bool) -> Iterato
 
 
 def _refuse_finished(run_dir: RunDirectory, experiment: Experiment) -> None:
-    """A run that was killed between its last step and its last evaluation still has the rest of its end to do."""
+    """Refuse to resume a finished run; one that was killed before its final evaluation may still complete it."""
     steps, total = experiment.trainer.env_steps, experiment.config.total_timesteps
     if steps >= total and run_dir.status() == "finished":
         raise ConfigError(
@@ -211,7 +211,7 @@ def _say_if_bits_may_differ(run_dir: RunDirectory, experiment: Experiment) -> No
 
 
 def require_extras(config: TrainConfig) -> None:
-    """Refuse before any work is done what needs a package that is not installed."""
+    """Raise an error before training if a setting needs a package that is not installed."""
     if config.wandb:
         require_wandb()
     if config.mlflow:
@@ -221,14 +221,14 @@ def require_extras(config: TrainConfig) -> None:
 
 
 def describe_environment(experiment: Experiment) -> dict[str, Any]:
-    """What metadata says about where the environment came from."""
+    """The origin of the environment, for the metadata."""
     if experiment.env is None:
         return {"source": "id", "description": experiment.config.env_id}
     return {"source": "object", "description": describe_env(experiment.env)}
 
 
 def save_experiment(experiment: Experiment, path: Path) -> Path:
-    """Write the whole state of an experiment as a checkpoint."""
+    """Write the complete state of an experiment as a checkpoint."""
     state = experiment.trainer.state_dict()
     if experiment.eval_state is not None:
         state["evaluation"] = experiment.eval_state
@@ -244,10 +244,10 @@ def save_experiment(experiment: Experiment, path: Path) -> Path:
 
 
 def save_weights(experiment: Experiment, path: Path) -> Path:
-    """Write what acting needs and nothing of this machine, as a checkpoint for others.
+    """Write a weights-only checkpoint to share: what acting needs, and nothing specific to this machine.
 
-    That is the policy's weights, the normalisation and how long it was trained. Paths, the device and the hardware are
-    left out: they mean nothing elsewhere.
+    It holds the policy's weights, the normalisation statistics and the number of training steps. Paths, device and
+    hardware are left out.
     """
     config, collector = experiment.config, experiment.trainer.collector
     elsewhere: dict[str, Any] = {
@@ -278,7 +278,7 @@ def save_weights(experiment: Experiment, path: Path) -> Path:
 
 
 def _grade(experiment: Experiment, state: dict[str, Any]) -> str:
-    """What a resume from this state will be."""
+    """How exactly a run can be resumed from this state."""
     if state.get("sampler", ...) is None:
         return LEARNER_ONLY
     evaluations_differ = experiment.config.eval_every and experiment.eval_obstacle is not None
@@ -295,11 +295,11 @@ def run_experiment(
     profiler: Profiler | None = None,
     learner_only: bool = False,
 ) -> TrainResult:
-    """Train until `total_timesteps`. With a run directory, everything is written there; without, nothing is."""
+    """Train until `total_timesteps`. All files go to the run directory; without one, nothing is written."""
     config, trainer = experiment.config, experiment.trainer
     said = ""
     if config.eval_every:
-        _ = experiment.evaluator  # an environment that cannot be made for evaluation is found now, not later
+        _ = experiment.evaluator  # fail now if the evaluation environment cannot be created
     if run_dir is not None:
         require_extras(config)
         this = config.derived(total_timesteps=total_timesteps)
@@ -325,7 +325,7 @@ def run_experiment(
             _stop_on_signals(trainer),
             _profiled(experiment, callbacks, profiler, run_dir),
         ):
-            if said:  # from here on, a signal lets the run save itself
+            if said:  # from here on, the run saves on a signal
                 _say(said)
             result = trainer.run(total_timesteps, callbacks, new=user)
             if config.eval_every and not result.interrupted:
@@ -360,7 +360,7 @@ def _record_end(run_dir: RunDirectory, experiment: Experiment, result: TrainResu
 def _profiled(
     experiment: Experiment, callbacks: list[Callback], profiler: Profiler | None, run_dir: RunDirectory | None
 ) -> Iterator[None]:
-    """Measure where the time goes, and write it down however the run ends."""
+    """Measure the time per part, and write the profile however the run ends."""
     if profiler is None or run_dir is None:
         yield
         return
@@ -376,7 +376,7 @@ def _profiled(
 
 
 def _evaluate_at_the_end(experiment: Experiment, result: TrainResult) -> None:
-    """The final evaluation. If a signal stops it, a resume makes it; a run that ended early for good goes without."""
+    """Run the final evaluation. If a signal stops it, a resume repeats it, unless the run had ended early."""
     config, trainer = experiment.config, experiment.trainer
     seed = draw_seed(random_stream(config.seed, "final evaluation"))
     try:
@@ -392,12 +392,12 @@ def _evaluate_at_the_end(experiment: Experiment, result: TrainResult) -> None:
 
 
 def _stoppable(experiment: Experiment) -> EvaluateFn:
-    """The run's evaluations, which stop when a signal has come."""
+    """The evaluation function, which stops on a signal."""
     return functools.partial(experiment.evaluator.evaluate, stop=lambda: experiment.trainer.signal is not None)
 
 
 def _record_failure(run_dir: RunDirectory, experiment: Experiment, error: BaseException) -> None:
-    """Write down how a run ended; on a full disk this fails as well, which must not hide the first error."""
+    """Record the error in the metadata; if that fails too (full disk), the first error is kept."""
     try:
         run_dir.update(
             status="failed",
@@ -416,7 +416,7 @@ def _say(text: str) -> None:
 
 
 def _warn_if_schedules_are_over(experiment: Experiment) -> None:
-    """Schedules end where the run was first to end; a run that goes on from there keeps their last values."""
+    """Warn if the schedules have reached their horizon: further training keeps their last values."""
     progress, settings = experiment.trainer.progress, experiment.config.algorithm
     names = [name for name in _schedules(settings) if name not in settings.unused()]
     if names and 0 < progress.horizon <= progress.env_steps:
@@ -428,7 +428,7 @@ def _warn_if_schedules_are_over(experiment: Experiment) -> None:
 
 
 def _schedules(settings: Any, prefix: str = "") -> Iterator[str]:
-    """Names of the settings that are schedules, also of those in sections."""
+    """Names of the settings that are schedules, including those in sections."""
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if isinstance(value, Schedule):
@@ -440,7 +440,7 @@ def _schedules(settings: Any, prefix: str = "") -> Iterator[str]:
 def _callbacks(
     experiment: Experiment, run_dir: RunDirectory | None, user: list[Callback], progress: bool
 ) -> list[Callback]:
-    """The run's callbacks in their order: evaluate, react, log, and save last so that everything is in the save."""
+    """The run's callbacks in order: evaluation, stop conditions, user callbacks, logging, and last the checkpoint."""
     config = experiment.config
     callbacks: list[Callback] = []
     if config.eval_every:
@@ -507,7 +507,7 @@ def _file_callbacks(experiment: Experiment, run_dir: RunDirectory) -> list[Callb
 
 @contextmanager
 def _stop_on_signals(trainer: Trainer) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the run after this iteration, or its evaluation; a second SIGINT at once."""
+    """The first SIGINT or SIGTERM ends the run after this iteration or evaluation; a second SIGINT ends it at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,6 +1,6 @@
-"""Writes `facades.pyi`: the typed face of the facades, with every setting as a keyword.
+"""Generates `facades.pyi`: type stubs of the agent classes, with every setting as a keyword argument.
 
-Run `python -m rl_training.api.stubs` after a setting was added or changed; a test fails until it is current.
+Run `python -m rl_training.api.stubs` after adding or changing a setting; a test checks that it is current.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def render() -> str:
 
 
 def main() -> None:
-    """Write the stub beside the facades."""
+    """Write the stub file beside `facades.py`."""
     (Path(__file__).parent / "facades.pyi").write_text(render(), encoding="utf-8")
 
 

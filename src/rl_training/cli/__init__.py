@@ -49,20 +49,20 @@ def load_config(path: str | Path, *, trust: bool = False) -> TrainConfig:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return the exit code: 0 done, 1 the run failed, 2 the request cannot work."""
+    """Run a command and return the exit code: 0 success, 1 the run failed, 2 invalid request."""
     if argv is None:
         _leave_working_directory()
     try:
         return _main(list(sys.argv[1:] if argv is None else argv))
-    except BrokenPipeError:  # `| head` has seen enough
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - nothing more to say when the interpreter flushes
+    except BrokenPipeError:  # the reader closed the pipe, as `| head` does
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the interpreter still flushes stdout at exit
         return FAILURE
 
 
 def _leave_working_directory() -> None:
-    """Take the working directory off `sys.path`, where `python -m` and `python -c` put it.
+    """Remove the working directory from `sys.path`, where `python -m` and `python -c` put it.
 
-    Any library may try to import a module that is not installed, and would run a file of that name.
+    A library may try to import a module that is not installed, which would run a file of that name.
     """
     by_name = getattr(sys.modules["__main__"], "__spec__", None) is not None  # python -m
     if by_name and not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
@@ -91,8 +91,8 @@ def _main(args: list[str]) -> int:
         return code
     except RLTrainingError as error:
         _explain(f"rl-training {command}: {type(error).__name__}: {error}", error, debug)
-        return FAILURE if getattr(error, "__notes__", ()) else USAGE_ERROR  # notes: of a run that had begun
-    except SystemExit as error:  # the parser has said what is wrong, or given help
+        return FAILURE if getattr(error, "__notes__", ()) else USAGE_ERROR  # with notes: the run had started
+    except SystemExit as error:  # the parser has printed an error or the help
         return error.code if isinstance(error.code, int) else USAGE_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -107,7 +107,7 @@ def _main(args: list[str]) -> int:
 
 
 def _explain(text: str, error: Exception, debug: bool) -> None:
-    """One paragraph, or with --debug our traceback. An environment that raised has its own shown in any case."""
+    """Print one paragraph, or the traceback with --debug. An environment's own traceback is always printed."""
     if debug:
         _say("".join(traceback.format_exception(error)).rstrip("\n"))
         return
@@ -118,12 +118,12 @@ def _explain(text: str, error: Exception, debug: bool) -> None:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Warnings as one line for people, not for programmers."""
+    """Print a warning as one line, without source location."""
     _say(f"warning: {message}")
 
 
 def _say(text: str) -> None:
-    """Errors and warnings may quote files, whose text must not reach the terminal as it is."""
+    """Print to standard error without control characters: messages may quote untrusted files."""
     print(printable(text, keep="\n\t"), file=sys.stderr)
 
 

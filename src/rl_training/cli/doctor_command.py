@@ -1,4 +1,4 @@
-"""`rl-training doctor`: what is installed and what is not."""
+"""`rl-training doctor`: installed versions, devices and extras."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def _show_acceleration(path: Path) -> None:
 
 
 def plugin_lines() -> Iterator[str]:
-    """What installed packages add, and what is wrong with it."""
-    own_algorithms()  # so that names of the package's own are known
+    """What installed plug-ins register, and their errors."""
+    own_algorithms()  # register the package's own names first
     for registered in REGISTRIES.values():
         for name, package, problem in registered.check_entry_points():
             yield f"plug-in {registered.kind} {name} ({package}): {problem or 'works'}"

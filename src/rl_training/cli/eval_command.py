@@ -1,4 +1,4 @@
-"""`rl-training eval`: whole episodes with a trained agent."""
+"""`rl-training eval`: evaluate a trained agent."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ def run(args: list[str]) -> int:
 
 
 def _how(deterministic: bool, epsilon: float) -> str:
-    """How actions were chosen, the settings of the run included."""
+    """How actions were chosen, including the run's settings."""
     chosen = "likeliest actions" if deterministic else "sampled actions"
     return f"{chosen}, but {100 * epsilon:g}% at random" if epsilon > 0 else chosen
 
 
 def _video_dir(path: Path) -> Path:
-    """A run's own `videos`; for a checkpoint, a directory beside it (a checkpoint is never written into).
+    """A run's `videos` directory; for a checkpoint, a directory beside it (checkpoints are never written to).
 
-    Agents of the zoo lie in the package, so their videos go to the working directory.
+    Agents of the zoo are inside the package, so their videos go to the working directory.
     """
     if is_zoo(path):
         return Path(safe_name(path.as_posix()) + "-videos")

@@ -1,4 +1,4 @@
-"""`rl-training export`: a trained policy as one file to deploy."""
+"""`rl-training export`: write a trained policy as one file for deployment."""
 
 from __future__ import annotations
 

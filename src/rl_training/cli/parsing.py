@@ -1,4 +1,4 @@
-"""What tyro needs to be told about our types."""
+"""Parsing rules for tyro: how options are converted to the package's types."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def parse(cls: type[T], args: list[str], *, prog: str, description: str, default
 
 
 class _Options(TrainConfig):
-    """A config as options: what they say is checked by `TrainConfig.updated`, with the name of its source."""
+    """A config as options; values are checked by `TrainConfig.updated`, which knows their source."""
 
     __doc__ = TrainConfig.__doc__
 
     def __post_init__(self) -> None:
-        """Nothing is checked here."""
+        """Skip all checks."""
 
 
 def parse_changes(base: TrainConfig, args: list[str], *, prog: str, description: str) -> dict[str, Any]:
-    """The fields of a config that options set to something else; their help shows the config's own values."""
+    """The config fields that options change; the help shows the config's current values."""
     default = object.__new__(_Options)
     vars(default).update(vars(base))
     parsed = parse(_Options, args, prog=prog, description=description, default=default)
@@ -77,7 +77,7 @@ def _schedule(args: list[str]) -> Any:
 
 @_REGISTRY.primitive_rule
 def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    if info.type is int:  # also 1e6
+    if info.type is int:  # also accepts 1e6
         return PrimitiveConstructorSpec(
             nargs=1,
             metavar="INT",

@@ -46,7 +46,7 @@ def run(args: list[str]) -> int:
     from rl_training.reports.plotting import outputs, write_plots
     from rl_training.reports.tables import make_tables, write_csv, write_parquet
 
-    outputs(options.output)  # refused before any work is done
+    outputs(options.output)  # raises before any work
     paths, notes = find_run_dirs(options.paths)
     runs, problems = read_runs(paths)
     if not runs:
@@ -68,7 +68,7 @@ def run(args: list[str]) -> int:
 
 
 def _manifests(named: Iterable[Path], runs: Iterable[Path]) -> tuple[list[Manifest], list[str]]:
-    """Those of the benchmarks whose directories were named, or lie below what was; and notes on those left out."""
+    """Manifests of the benchmarks in or below the named directories; and notes on those left out."""
     from rl_training.zoo.manifest import manifest_of
 
     named = set(named)
@@ -78,6 +78,6 @@ def _manifests(named: Iterable[Path], runs: Iterable[Path]) -> tuple[list[Manife
 
 
 def say_all(problems: Iterable[str]) -> None:
-    """Warnings, a line each."""
+    """Print warnings, one per line."""
     for text in problems:
         print(f"warning: {printable(text)}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`rl-training report`: one page about a run or a suite."""
+"""`rl-training report`: an HTML page about a run or a suite."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(args: list[str]) -> int:
 
 
 def _place(path: Path, output: Path | None) -> Path:
-    """Where the page goes; refused before any work is done if it cannot."""
+    """The output path; an error before any work if it cannot be written."""
     place = path / PAGE if output is None else output / PAGE if output.is_dir() else output
     if output is None:
         refuse_links([place], within=path)

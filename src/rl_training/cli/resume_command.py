@@ -32,13 +32,13 @@ def run(args: list[str]) -> int:
     first.add_argument("--learner-only", action="store_true")
     known, options = first.parse_known_args(args)
     if options and options[0] in ("-h", "--help"):
-        default = TrainConfig(algo=next(iter(registry())), env_id="CartPole-v1")  # any has the settings of a run
+        default = TrainConfig(algo=next(iter(registry())), env_id="CartPole-v1")  # any algorithm will do
         parsing.parse_changes(default, options, prog="rl-training resume", description=DESCRIPTION)
     if not options or options[0].startswith("-"):
         raise ConfigError("say which run to go on with: `rl-training resume runs/<run>`; `rl-training runs` lists them")
     path, options = Path(options[0]), options[1:]
     RunDirectory(path).require()
-    base = read_config(path / CONFIG, trust=True)  # only read: `resume` refuses what it may not ask for
+    base = read_config(path / CONFIG, trust=True)  # read only: `resume` checks trust
     changes = parsing.parse_changes(base, options, prog="rl-training resume", description=DESCRIPTION)
     changes |= {name: f"--no-{name}" not in options for name in NETWORK_LOGGERS if name in said(options)}
     return report(resume(path, progress=not known.quiet, trust=known.trust, learner_only=known.learner_only, **changes))

@@ -50,7 +50,7 @@ def run(args: list[str]) -> int:
     console = Console()
     if console.is_terminal:
         console.print(table)
-    else:  # a pipe has no width: never cut names
+    else:  # no terminal: never truncate names
         Console(width=200).print(table)
     if not found:
         print(f"no runs in {options.path}")
@@ -58,5 +58,5 @@ def run(args: list[str]) -> int:
 
 
 def _shown(value: object) -> str:
-    """What a file says, as text: neither markup nor control characters."""
+    """A value from a file as text without markup and control characters."""
     return escape(printable(str(value)))

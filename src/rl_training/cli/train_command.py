@@ -1,4 +1,4 @@
-"""`rl-training train`: from a preset, a config file and flags to a run."""
+"""`rl-training train`: start a run from a preset, a config file and options."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def _option(item: tuple[str, Any]) -> str:
 
 
 def parse_train(args: list[str]) -> tuple[TrainConfig, Preset | None, bool]:
-    """The resolved config, the preset underneath, and whether to be quiet.
+    """The resolved config, its preset, and whether to be quiet.
 
-    The algorithm decides which options exist, so it and the files are read first, the options after that.
+    The available options depend on the algorithm, so the algorithm and the files are read first.
     """
     positional: list[str] = []
     while args and not args[0].startswith("-") and len(positional) < 2:
@@ -77,24 +77,24 @@ def parse_train(args: list[str]) -> tuple[TrainConfig, Preset | None, bool]:
     layers = [] if known.config is None else [Layer(read_yaml(known.config), str(known.config), known.trust)]
     wants_help = "-h" in options or "--help" in options
     if wants_help:
-        layers.insert(0, Layer({"algo": next(iter(registry())), "env_id": "CartPole-v1"}, "help"))  # any will do
+        layers.insert(0, Layer({"algo": next(iter(registry())), "env_id": "CartPole-v1"}, "help"))  # any algorithm
     elif known.config is None and ("algo" not in typed or "env_id" not in typed):
         raise ConfigError(
             "say what to train: `rl-training train ppo CartPole-v1`, or `rl-training train --config FILE`"
         )
     layers.append(Layer(typed, "command line"))
-    base, preset = resolve_with_preset(layers, combinations=False)  # options may still mend them
+    base, preset = resolve_with_preset(layers, combinations=False)  # options may still fix them
     changes = parsing.parse_changes(base, options, prog="rl-training train", description=DESCRIPTION)
 
     def source_of(name: str) -> str:
-        """The file that a setting comes from, or the command line."""
+        """The file that sets a value, or the command line."""
         return next((layer.source for layer in reversed(layers) if name in layer.data), "command line")
 
     return base.updated(changes, "command line", source_of), preset, known.quiet
 
 
 def said(options: list[str]) -> dict[str, Any]:
-    """What the options say about which preset is meant, and about what a file is not trusted to say."""
+    """The options that select the preset, and those that a file is not trusted to set."""
     scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     scan.add_argument("--algo")
     scan.add_argument("--env-id", "--env_id", dest="env_id")
@@ -111,7 +111,7 @@ def said(options: list[str]) -> dict[str, Any]:
 
 
 def report(result: TrainResult) -> int:
-    """Say how the run ended and where everything is; the exit code."""
+    """Print how the run ended and where its files are; returns the exit code."""
     print(f"{result.stop_reason} after {result.env_steps:,} steps")
     if result.final_evaluation is not None:
         final = result.final_evaluation

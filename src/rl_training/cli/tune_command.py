@@ -1,4 +1,4 @@
-"""`rl-training tune`: search for better hyper-parameters."""
+"""`rl-training tune`: hyper-parameter search."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(args: list[str]) -> int:
 
 
 def parse_tune(args: list[str]) -> tuple[TuneConfig, bool, bool]:
-    """The study's config, whether to be quiet, and whether only to show what would be searched."""
+    """The study's config, whether to be quiet, and whether to only show the search space."""
     positional: list[str] = []
     while args and not args[0].startswith("-") and len(positional) < 2:
         positional.append(args[0])
@@ -52,7 +52,7 @@ def parse_tune(args: list[str]) -> tuple[TuneConfig, bool, bool]:
     except (argparse.ArgumentError, ValueError) as error:
         raise ConfigError(f"command line: {error}") from error
     names = dict(zip(("algo", "env_id"), positional, strict=False))
-    if known.config is not None:  # which may say what to tune, as for `train`
+    if known.config is not None:  # may name the algorithm and environment, as for `train`
         data = read_yaml(known.config)
         names = {**{name: str(data[name]) for name in ("algo", "env_id") if name in data}, **names}
     if "-h" not in options and "--help" not in options and len(names) < 2:
@@ -72,13 +72,13 @@ def parse_tune(args: list[str]) -> tuple[TuneConfig, bool, bool]:
 
 
 def _checked(config: TuneConfig) -> TuneConfig:
-    """The config with all its checks, also of what was read apart."""
+    """The config with all checks applied, including the separately read parts."""
     fields: dict[str, Any] = vars(config)
     return TuneConfig(**fields)
 
 
 def report(result: TuneResult) -> int:
-    """Say what was found and where it is; the exit code."""
+    """Print the result and where its files are; returns the exit code."""
     from rl_training.tuning.report import counted, needs_trust
 
     first = "failed" if result.first_score is None else f"{result.first_score:.2f}"

@@ -30,8 +30,8 @@ class ZooArgs:
     """Presets, trained agents and benchmark suites.
 
     `zoo list` lists the presets and `zoo show ppo/cartpole` shows one; `zoo show ppo` prints tables of an algorithm's
-    settings and presets; `zoo agents` lists the trained agents that ship with the package; `zoo benchmark --help` tells
-    of suites.
+    settings and presets; `zoo agents` lists the trained agents that ship with the package; `zoo benchmark --help`
+    describes suites.
     """
 
     action: Annotated[Literal["list", "show", "agents", "benchmark"], tyro.conf.Positional] = setting(
@@ -45,9 +45,9 @@ class ZooArgs:
 @documented
 @dataclass
 class BenchmarkArgs:
-    """Train the presets of a suite in parallel processes, and collect what they reach.
+    """Train the presets of a suite in parallel processes, and collect the results.
 
-    Called again, it goes on where it was: finished runs are not repeated, unfinished ones are resumed.
+    Another call continues: finished runs are not repeated, unfinished ones are resumed.
     """
 
     suite: Annotated[str, tyro.conf.Positional] = setting("", "Name of a suite, or a YAML file with one.")
@@ -140,7 +140,7 @@ def _table_of_suites() -> Table:
 
 
 def _say_outcome(outcome: Outcome, log_file: Callable[[Job], Path]) -> None:
-    """What was reached, what failed and why, and where everything is."""
+    """Print results, failures with their reasons, and paths."""
     from rl_training.zoo.manifest import MANIFEST
     from rl_training.zoo.progress import summary
 
@@ -158,11 +158,11 @@ def _say_outcome(outcome: Outcome, log_file: Callable[[Job], Path]) -> None:
 
 
 def _summary(cls: type[object]) -> str:
-    """The docstring of arguments, without their list."""
+    """The docstring of an arguments class, without the attribute list."""
     return str(cls.__doc__).partition("\n\nAttributes:")[0].replace("\n    ", "\n")
 
 
 def _print(table: Table) -> None:
-    """A table; a pipe has no width, and names are never cut."""
+    """Print a table; without a terminal, names are never truncated."""
     console = Console()
     (console if console.is_terminal else Console(width=200)).print(table)

@@ -1,1 +1,1 @@
-"""What is done with a trained agent or a run: export, the hub, videos, profiles."""
+"""Export, the Hugging Face Hub, videos and profiles of trained agents and runs."""

@@ -1,7 +1,7 @@
-"""Deployment: a trained policy as one file, which acts without this package.
+"""Deployment: a trained policy as one file that runs without this package.
 
-The file maps observations as the environment shows them to actions as the environment takes them: normalisation,
-network and action bounds are all inside. Its answers are compared with the agent's own before it is put in place.
+The file maps raw observations of the environment to its actions: normalisation, network and action bounds are
+included. Its outputs are compared with the agent's before the file is written to its final path.
 """
 
 from __future__ import annotations
@@ -43,39 +43,39 @@ ExportFormat = Literal["onnx", "torch-export"]
 SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
 BATCH = "batch"
 METADATA = "rl_training"
-"""Where a file says what it is: an entry of ONNX metadata, and with `.json` an extra file of a torch.export archive."""
+"""Key of the file's metadata: an entry of ONNX metadata, or with `.json` an extra file of a torch.export archive."""
 CHECKED_ROWS = (1, 2, 61)
-"""Sizes of the batches on which a file is compared with its agent."""
+"""Batch sizes used to compare a file with its agent."""
 UNBOUNDED = 1e6
-"""Observations between bounds that are further apart are drawn as if there were none."""
+"""Width of observation bounds above which an entry counts as unbounded."""
 DTYPES = {
     np.dtype(name): getattr(torch, name)
     for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 }
 
 Predict = Callable[[Any, Any, Any], tuple[Any, Any]]
-"""An agent's deterministic answer to observations, a state and episode starts: actions and the next state."""
+"""Deterministic prediction of the agent: from observations, state and episode starts to actions and next state."""
 Run = Callable[[dict[str, AnyArray]], list[AnyArray]]
-"""An exported file's answer to inputs by name."""
+"""Runs an exported file on named inputs."""
 
 
 @dataclass(frozen=True)
 class Port:
-    """One input or output of an exported file; the batch comes before its shape."""
+    """One input or output of an exported file; the shape excludes the batch dimension."""
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     key: str = ""
-    """The entry of a Dict observation that it is."""
+    """The key in a Dict observation."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """The port as plain data."""
         return {"name": self.name, "shape": [BATCH, *self.shape], "dtype": self.dtype.name}
 
 
 class NormalizeLayer(nn.Module):
-    """What `ObservationNormalizer` does to one entry, with its statistics as they are."""
+    """Applies `ObservationNormalizer` to one entry, with frozen statistics."""
 
     mean: Tensor
     deviation: Tensor
@@ -92,7 +92,7 @@ class NormalizeLayer(nn.Module):
 
 
 class ActionLayer(nn.Module):
-    """What `ActionMap.to_env` does."""
+    """Applies `ActionMap.to_env`."""
 
     offset: Tensor
     low: Tensor
@@ -108,14 +108,14 @@ class ActionLayer(nn.Module):
         self.rounds = self.is_box and np.issubdtype(space.dtype, np.integer)
         self.box_actions = actions.box_actions
         self.register_buffer("offset", torch.as_tensor(np.asarray(actions.offset, np.int64)))
-        # arrays of numpy promote each other also where they have no dimensions; tensors do not
+        # numpy promotes dtypes of zero-dimensional arrays; torch does not
         reals = np.result_type(np.float32, np.asarray(actions.low).dtype) if self.is_box else np.float32
         half_width = 0.5 * (actions.high - actions.low) if self.box_actions != "clip" else 0.0
         for name, bound in (("low", actions.low), ("high", actions.high), ("half_width", half_width)):
             self.register_buffer(name, torch.as_tensor(np.asarray(bound).astype(reals)))
 
     def forward(self, flat: Tensor) -> Tensor:
-        """Actions [B, ...] as the environment expects them, from a policy's flat ones."""
+        """Actions [B, ...] in the environment's format, from the policy's flat actions."""
         action = flat.reshape(flat.shape[0], *self.shape)
         if not self.is_box:
             return (action + self.offset).to(self.dtype)
@@ -127,7 +127,7 @@ class ActionLayer(nn.Module):
 
 
 class ExportedPolicy(nn.Module):
-    """Observations to the deterministic actions of a policy. One input for each of `inputs`, in their order."""
+    """Maps observations to the deterministic actions of a policy. One argument per port in `inputs`, in that order."""
 
     def __init__(
         self, policy: Policy, spec: EnvSpec, normalizer: ObservationNormalizer | None, actions: ActionMap
@@ -155,7 +155,7 @@ class ExportedPolicy(nn.Module):
         self.action = ActionLayer(actions)
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """The actions, and for a policy that remembers its next state."""
+        """The actions, and the next state if the policy is recurrent."""
         count = len(self.observations)
         seen = [layer(value) for layer, value in zip(self.normalizers, inputs[:count], strict=True)]
         keys = [port.key for port in self.observations]
@@ -166,7 +166,7 @@ class ExportedPolicy(nn.Module):
         return self.action(action), state
 
     def leave_out_unused(self, example: tuple[Tensor, ...]) -> None:
-        """Drop the parts of the policy that acting does not use, such as critics."""
+        """Delete submodules of the policy that acting does not use, such as critics."""
         with torch.no_grad():
             is_used = used_tensors(lambda: self(*example))
         for name, part in list(self.policy.named_children()):
@@ -176,7 +176,7 @@ class ExportedPolicy(nn.Module):
 
 
 def torch_dtype(dtype: Any, what: str) -> torch.dtype:
-    """Torch's name of a numpy type that files can hold."""
+    """The torch dtype of a numpy dtype; an error if files cannot hold it."""
     if np.dtype(dtype) not in DTYPES:
         known = ", ".join(str(known) for known in DTYPES)
         raise ExportError(f"{what} of type {np.dtype(dtype)} cannot be exported; possible are {known}")
@@ -185,7 +185,7 @@ def torch_dtype(dtype: Any, what: str) -> torch.dtype:
 
 
 def observation_ports(spec: EnvSpec) -> list[Port]:
-    """The inputs that an observation becomes: `obs`, or `obs.<key>` for each entry of a Dict, and `action_mask`."""
+    """The inputs for an observation: `obs`, or `obs.<key>` for each entry of a Dict, and `action_mask`."""
     space = spec.observation_space
     if not isinstance(space, spaces.Dict):
         return [_port("obs", space)]
@@ -202,12 +202,12 @@ def _port(name: str, space: spaces.Space[Any], key: str = "") -> Port:
 
 
 def default_name(config: TrainConfig, format: ExportFormat) -> str:  # noqa: A002 - as in the public API
-    """A file name for an agent: `ppo-CartPole-v1.onnx`."""
+    """The default file name for an agent: `ppo-CartPole-v1.onnx`."""
     return safe_name(f"{config.algo}-{config.env_id}") + SUFFIXES[format]
 
 
 def require_export(path: Path, format: str) -> None:  # noqa: A002 - as in the public API
-    """Refuse before any work is done what cannot be written."""
+    """Raise an error before any work if the format cannot be written."""
     if format not in get_args(ExportFormat):
         raise ConfigError(f"format: expected {' or '.join(get_args(ExportFormat))}, got {format!r}")
     if path.suffix != SUFFIXES[format]:
@@ -217,7 +217,7 @@ def require_export(path: Path, format: str) -> None:  # noqa: A002 - as in the p
 
 
 def export_policy(experiment: Experiment, path: Path, format: ExportFormat, predict: Predict) -> dict[str, Any]:  # noqa: A002
-    """Write the deterministic policy to a file, if that answers as `predict` does; what the file says about itself."""
+    """Write the deterministic policy to a file after comparing it with `predict`; returns the file's metadata."""
     require_export(path, format)
     collector, spec = experiment.trainer.collector, experiment.spec
     module = ExportedPolicy(experiment.trainer.policy, spec, collector.obs_normalizer, experiment.actions)
@@ -239,7 +239,7 @@ def export_policy(experiment: Experiment, path: Path, format: ExportFormat, pred
 
 
 def describe(experiment: Experiment, module: ExportedPolicy, format: str) -> dict[str, Any]:  # noqa: A002
-    """What a file says about itself."""
+    """The metadata of an exported file."""
     config = experiment.config
     return {
         "format": format,
@@ -255,7 +255,7 @@ def describe(experiment: Experiment, module: ExportedPolicy, format: str) -> dic
 
 
 def _trace(module: ExportedPolicy, spec: EnvSpec) -> torch.export.ExportedProgram:
-    rows = 3  # not 1, which torch would take for a constant
+    rows = 3  # not 1, which torch would specialise to a constant
     obs = draw_observations(spec, rows, random_stream(0, "example"))
     parts = obs if isinstance(obs, dict) else {"": obs}
     seen = [torch.from_numpy(parts[port.key]) for port in module.observations]
@@ -264,13 +264,13 @@ def _trace(module: ExportedPolicy, spec: EnvSpec) -> torch.export.ExportedProgra
     module.leave_out_unused(example)
     program = torch.export.export(module, example, dynamic_shapes=_dynamic(module), strict=False)
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # names files of this machine
+        node.meta.pop("stack_trace", None)  # contains local file names
     program.example_inputs = None  # would be pickled
     return program
 
 
 def _dynamic(module: ExportedPolicy) -> tuple[Any, ...]:
-    """Every input has any number of rows, the same for all."""
+    """Declare a dynamic batch size, shared by all inputs."""
     batch = torch.export.Dim(BATCH)
     return (tuple({0: batch} for _ in module.inputs),)
 
@@ -301,7 +301,7 @@ def _write_onnx(module: ExportedPolicy, traced: torch.export.ExportedProgram, pa
 
 def _write_torch_export(module: ExportedPolicy, traced: torch.export.ExportedProgram, path: Path, about: str) -> Run:
     torch.export.save(traced, path, extra_files={f"{METADATA}.json": about})
-    loaded = traced.module()  # not from the file: torch may unpickle parts of such
+    loaded = traced.module()  # not loaded from the file: torch may unpickle parts of it
 
     def run(inputs: dict[str, AnyArray]) -> list[AnyArray]:
         with torch.no_grad():
@@ -319,7 +319,7 @@ WRITERS: dict[str, Callable[[ExportedPolicy, torch.export.ExportedProgram, Path,
 
 @contextlib.contextmanager
 def _explained(format: str) -> Iterator[None]:  # noqa: A002
-    """Without the exporters' chatter; and what they cannot do as an error that says so."""
+    """Silence the exporters' output, and turn their failures into an `ExportError`."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     try:
@@ -339,13 +339,13 @@ def _explained(format: str) -> Iterator[None]:  # noqa: A002
         log.setLevel(level)
 
 
-# Comparing a file with its agent
+# Comparison of a file with its agent
 
 
 def compare(
     run: Run, module: ExportedPolicy, predict: Predict, spec: EnvSpec, normalizer: ObservationNormalizer | None
 ) -> None:
-    """Refuse a file that does not answer random observations as the agent does."""
+    """Raise an error if the file's actions for random observations differ from the agent's."""
     rng, scale = random_stream(0, "export"), _scale(spec.action_space)
     for rows in CHECKED_ROWS:
         state = np.zeros((rows, module.state_size), np.float32)
@@ -364,13 +364,13 @@ def compare(
 
 
 def _scale(space: spaces.Space[Any]) -> float:
-    """How large actions are, by which rounding is judged; 0 where only the actions themselves tell."""
+    """The magnitude of actions, for the rounding tolerance; 0 if the space is unbounded."""
     bounds = np.abs([space.low, space.high]).astype(np.float64) if isinstance(space, spaces.Box) else np.zeros(1)
     return float(np.where(bounds < UNBOUNDED, bounds, 0.0).max(initial=0.0))
 
 
 def _compare_arrays(name: str, expected: AnyArray, found: AnyArray, scale: float = 0.0) -> None:
-    """Integers have to be equal, reals to rounding."""
+    """Raise an error unless integers are equal and floats agree up to rounding."""
     if expected.shape != found.shape or expected.dtype != found.dtype:
         raise ExportError(
             f"the exported file was not written: its '{name}' is {found.dtype} {found.shape}, and predict gives "
@@ -392,7 +392,7 @@ def _compare_arrays(name: str, expected: AnyArray, found: AnyArray, scale: float
 def draw_observations(
     spec: EnvSpec, rows: int, rng: np.random.Generator, normalizer: ObservationNormalizer | None = None
 ) -> ArrayObservation:
-    """Random observations [rows, ...]; half of those that are normalised lie where the statistics say."""
+    """Random observations [rows, ...]; half of the normalised ones are drawn from the running statistics."""
     space = spec.observation_space
     moments: Mapping[str, RunningMoments] = {} if normalizer is None else normalizer.moments
     if not isinstance(space, spaces.Dict):

@@ -1,4 +1,4 @@
-"""Agents on the Hugging Face hub: checkpoints of weights with a model card. Loading goes through the safe loader."""
+"""Agents on the Hugging Face Hub: weights-only checkpoints with a model card, loaded by the safe checkpoint loader."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ The files are safetensors and JSON: loading them runs no code.
 
 
 def require_hub() -> None:
-    """Refuse before any work is done if there is no huggingface_hub."""
+    """Raise an error before any work if huggingface_hub is not installed."""
     if find_spec("huggingface_hub") is None:
         raise MissingExtraError("the Hugging Face hub", "hub")
 
@@ -64,7 +64,7 @@ def require_hub() -> None:
 def model_card(
     repo_id: str, title: str, config: TrainConfig, env_steps: int, result: EvaluationResult, *, video: bool = False
 ) -> str:
-    """The README of a repository: what the hub reads in front, what people read below."""
+    """The README of a repository: Hub metadata, then text for readers."""
     reached = {"type": "mean_reward", "name": "mean_reward", "value": f"{result.mean:.2f} +/- {result.std:.2f}"}
     place = {"name": config.env_id, "type": config.env_id}
     task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
@@ -92,7 +92,7 @@ def model_card(
 
 
 def upload(folder: Path, repo_id: str, *, private: bool = False) -> str:
-    """Make a folder the content of a repository of one's own; its address."""
+    """Upload a folder to one of the user's repositories; returns its URL."""
     require_hub()
     from huggingface_hub import HfApi
 
@@ -103,13 +103,13 @@ def upload(folder: Path, repo_id: str, *, private: bool = False) -> str:
             repo_id=repo_id,
             folder_path=folder,
             commit_message=f"rl_training {__version__}",
-            delete_patterns=[*WANTED, VIDEO],  # what an agent that was here before had more
+            delete_patterns=[*WANTED, VIDEO],  # remove files of an earlier agent
         )
     return str(url)
 
 
 def download(repo_id: str, directory: Path, revision: str | None = None) -> Path:
-    """Fetch a checkpoint and verify it. Of a repository, only the files that a checkpoint has are taken."""
+    """Download a checkpoint and verify it. Only files that belong to a checkpoint are downloaded."""
     require_hub()
     from huggingface_hub import snapshot_download
 
@@ -124,7 +124,7 @@ def download(repo_id: str, directory: Path, revision: str | None = None) -> Path
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".hub-") as scratch:
         copy = Path(scratch) / directory.name
         copy.mkdir()
-        for file in files:  # the hub's cache consists of links, which the loader does not follow
+        for file in files:  # the Hub's cache uses links, which the loader does not follow
             shutil.copyfile(file, copy / file.name)
         load_checkpoint(copy)
         os.rename(copy, directory)
@@ -133,7 +133,7 @@ def download(repo_id: str, directory: Path, revision: str | None = None) -> Path
 
 @contextlib.contextmanager
 def _explained(repo_id: str) -> Iterator[None]:
-    """Whatever the hub's client raises, as one error with what to do about it."""
+    """Convert any exception of the Hub client into one error with a remedy."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Where a run's time goes: spans around its parts, as a table and as a trace for chrome://tracing or Perfetto."""
+"""Profile of a run: spans around its parts, as a table and as a trace for chrome://tracing or Perfetto."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rl_training.runtime.callbacks import Callback, EvaluationCallback
 
 PROFILE, TRACE = "profile.json", "trace.json"
 MAX_EVENTS = 200_000
-"""Spans in a trace, which browsers can still show; the table counts those after them as well."""
+"""Maximum number of spans in a trace that browsers can display; the table counts later spans too."""
 CALLBACKS: dict[type[Callback], str] = {
     EvaluationCallback: "evaluate",
     LoggingCallback: "log",
@@ -29,25 +29,25 @@ CALLBACKS: dict[type[Callback], str] = {
     ProgressCallback: "progress",
     VideoCallback: "video",
 }
-"""What the time of a callback is called; that of others is `callbacks`."""
+"""Part names of callbacks; all others are `callbacks`."""
 
 
 @dataclass
 class Part:
-    """The time of all spans of one name."""
+    """Total time of all spans with one name."""
 
     name: str
     calls: int = 0
     seconds: float = 0.0
     own_seconds: float = 0.0
-    """Without what other parts took inside of it."""
+    """Time excluding nested parts."""
 
 
 class Profiler:
-    """Measures calls of methods, also of one inside of another.
+    """Measures method calls, including nested ones.
 
-    While a method is watched, its object has a function of the same name that measures and calls it. A run that is not
-    profiled has none of this, and so loses no time to it.
+    While a method is watched, its object has a wrapper of the same name that times the call. Without profiling there is
+    no wrapper and no overhead.
 
     Example:
         >>> profiler = Profiler()
@@ -60,18 +60,18 @@ class Profiler:
 
     def __init__(self) -> None:
         self.events: list[tuple[str, float, float]] = []
-        """Name, beginning and length in seconds of the first spans."""
+        """Name, start and duration in seconds of the first spans."""
         self.wall_seconds = 0.0
         self._parts: dict[str, Part] = {}
         self._inside: list[float] = [0.0]
 
     def parts(self) -> list[Part]:
-        """All parts, the one that took longest by itself first."""
+        """All parts, longest own time first."""
         return sorted(self._parts.values(), key=lambda part: -part.own_seconds)
 
     @contextmanager
     def watching(self, methods: list[tuple[Any, str, str]]) -> Iterator[None]:
-        """Measure methods meanwhile: each an object, the method's name, and the name of the part it belongs to."""
+        """Time methods inside the context; each is given as object, method name and part name."""
         began = time.perf_counter()
         for owner, method, name in methods:
             setattr(owner, method, self._timed(getattr(owner, method), name))
@@ -102,7 +102,7 @@ class Profiler:
         return timed
 
     def table(self) -> str:
-        """The parts as lines of text."""
+        """The parts as a text table."""
         wall = max(self.wall_seconds, 1e-9)
         lines = [f"{'part':<12}{'seconds':>10}{'share':>8}{'calls':>12}{'per call':>14}"]
         rest = Part("other", own_seconds=self.wall_seconds - sum(part.own_seconds for part in self._parts.values()))
@@ -113,7 +113,7 @@ class Profiler:
         return "\n".join(lines)
 
     def write(self, directory: Path) -> None:
-        """Write the table and the trace into a run's directory."""
+        """Write table and trace into a run directory."""
         parts = [asdict(part) for part in self.parts()]
         write_json(directory / PROFILE, {"wall_seconds": self.wall_seconds, "parts": parts})
         began = min((event[1] for event in self.events), default=0.0)
@@ -125,7 +125,7 @@ class Profiler:
 
 
 def watched_methods(experiment: Experiment, callbacks: list[Callback]) -> list[tuple[Any, str, str]]:
-    """The methods of a run's parts that a profile tells apart."""
+    """The methods of a run that a profile distinguishes."""
     trainer = experiment.trainer
     collector, algorithm = trainer.collector, trainer.algorithm
     methods = [
@@ -136,7 +136,7 @@ def watched_methods(experiment: Experiment, callbacks: list[Callback]) -> list[t
     ]
     if hasattr(algorithm.policy, "act_on_arrays"):
         methods.append((algorithm.policy, "act_on_arrays", "act"))
-    for name in ("buffer", "sampler"):  # where the steps go, in each regime
+    for name in ("buffer", "sampler"):  # where steps are stored, depending on the regime
         if name in vars(trainer):
             methods.append((getattr(trainer, name), "add", "store"))
     if "sampler" in vars(trainer):

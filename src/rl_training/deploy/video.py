@@ -1,4 +1,4 @@
-"""Videos of a policy at work."""
+"""Videos of a policy."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from rl_training.runtime.evaluator import Evaluator
 
 
 def require_video() -> None:
-    """Refuse before any work is done if videos cannot be written."""
+    """Raise an error before any work if videos cannot be written."""
     if find_spec("moviepy") is None:
         raise MissingExtraError("recording video", "video")
 
 
 def recorder(experiment: Experiment, directory: Path, prefix: str, num_episodes: int = 1) -> Evaluator:
-    """An evaluator with one environment that writes its first episodes to `directory` as mp4."""
+    """An evaluator with one environment that records its first episodes to `directory` as mp4."""
     require_video()
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame complains of the screen that is not needed
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # otherwise pygame warns about a missing display
     env = experiment.make_single_env("rgb_array")
     if env.render_mode != "rgb_array":
         raise EnvError(f"{env} cannot be filmed: its render modes are {env.metadata.get('render_modes')}")
@@ -51,16 +51,16 @@ def recorder(experiment: Experiment, directory: Path, prefix: str, num_episodes:
 
 @dataclass
 class VideoCallback(Callback):
-    """Films one episode every so many steps. A film that cannot be written (a full disk) is reported and left out."""
+    """Records one episode every so many steps. A video that cannot be written (full disk) is reported and skipped."""
 
     transient: ClassVar[tuple[str, ...]] = ("outage",)
     make_evaluator: Callable[[str], Evaluator]
-    """An evaluator whose environment records, given the prefix of its files."""
+    """Creates an evaluator whose environment records; the argument is the file prefix."""
     every: Every
     seed: int = 0
     deterministic: bool = True
     stop: Callable[[], bool] | None = None
-    """Whether to stop filming; the film is made again after the resume."""
+    """Whether to stop recording; the video is recorded again after a resume."""
     outage: Outage = field(default_factory=lambda: Outage("a film"), init=False)
 
     def on_start(self, run: RunView) -> None:

@@ -1,7 +1,7 @@
-"""Trained agents that ship with the package: `zoo:ppo/CartPole-v1` wherever a checkpoint's path is asked for.
+"""Trained agents that ship with the package: `zoo:ppo/CartPole-v1` is accepted in place of a checkpoint path.
 
-Each is an ordinary checkpoint of weights below `zoo/agents`, with what it reached in `result.json` beside it.
-`scripts/make_zoo_agents.py` makes them.
+Each is an ordinary weights-only checkpoint below `zoo/agents`, with its evaluation result in `result.json` beside it.
+`scripts/make_zoo_agents.py` creates them.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class ZooAgent:
     """One trained agent of the package."""
 
     name: str
-    """Like the preset that it was trained with: `ppo/cartpole`."""
+    """The name of the preset it was trained with: `ppo/cartpole`."""
     path: Path
-    """Its checkpoint."""
+    """The checkpoint directory."""
     result: Mapping[str, Any]
-    """How it was trained and what it reached: `env_id`, `seed`, `env_steps`, `mean`, `std`, `episodes`, ..."""
+    """How it was trained and its evaluation: `env_id`, `seed`, `env_steps`, `mean`, `std`, `episodes`, ..."""
 
     @property
     def env_id(self) -> str:
-        """The environment it plays."""
+        """The environment it was trained in."""
         return str(self.result["env_id"])
 
     @property
     def address(self) -> str:
-        """What to give to `load` or on the command line."""
+        """The address to pass to `load` or on the command line."""
         return f"{PREFIX}{self.name.partition('/')[0]}/{self.env_id}"
 
 
@@ -52,7 +52,7 @@ def zoo_agents() -> dict[str, ZooAgent]:
 
 
 def is_zoo(path: str | Path) -> bool:
-    """Whether it names an agent of the package instead of a place on the disk.
+    """Whether a path names an agent of the package instead of a file on disk.
 
     Example:
         >>> is_zoo("zoo:ppo/CartPole-v1"), is_zoo("runs/zoo")
@@ -62,7 +62,7 @@ def is_zoo(path: str | Path) -> bool:
 
 
 def locate(path: str | Path) -> Path:
-    """The place of a checkpoint or run: a path as it is, or that of the agent that `zoo:<algo>/<environment>` names."""
+    """Path of a checkpoint or run; `zoo:<algo>/<environment>` is replaced by the path of that agent."""
     if not is_zoo(path):
         return Path(path)
     name = Path(path).as_posix().removeprefix(PREFIX)

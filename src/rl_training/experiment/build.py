@@ -1,4 +1,4 @@
-"""The only wiring: from a config to environments, algorithm, collector, buffer, trainer and evaluator."""
+"""Builds a run from its config: environments, algorithm, collector, buffer, trainer and evaluator."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ from rl_training.runtime.trainer import Trainer
 MAX_EVAL_ENVS = 8
 MAX_THREADS = 8
 THREADS_FROM = 2**23
-"""Multiplications in a product from which on threads pay: 256 rows through a layer of 256 x 256 have twice as many."""
+"""Minimum multiplications per matrix product for multiple threads; 256 rows times a 256 x 256 layer are twice that."""
 EXACT, EPISODE_BOUNDARY, LEARNER_ONLY = "exact", "episode-boundary", "learner-only"
 WEIGHTS_ONLY = "weights-only"
 
 
 @dataclass
 class Experiment:
-    """A run's parts, wired and ready."""
+    """All parts of one run, built and connected."""
 
     config: TrainConfig
     spec: EnvSpec
@@ -71,24 +71,24 @@ class Experiment:
     actions: ActionMap
     device: torch.device
     env: EnvLike | None = None
-    """The environment object that was given instead of an id, if one was."""
+    """The environment object, if one was given instead of an id."""
     eval_env: EnvLike | None = None
     damage: str | None = None
-    """What is wrong with the replay or the episodes that it was restored from: it can act, but not go on learning."""
+    """What is damaged in the restored replay or episodes; if set, the experiment can act but not continue training."""
     eval_state: Any = field(default=None, repr=False)
-    """The state in which the evaluation environments are at the beginning of each evaluation, where it can be saved."""
+    """State restored into the evaluation environments before each evaluation, if it can be saved."""
     eval_obstacle: str | None = field(default=None, repr=False)
-    """Why an evaluation may depend on those before it, if it may."""
+    """Why an evaluation may depend on earlier ones; None if it does not."""
     _evaluator: Evaluator | None = field(default=None, repr=False)
 
     @property
     def evaluator(self) -> Evaluator:
-        """Evaluates in environments of its own, made when first asked for."""
+        """The evaluator, with its own environments; created on first use."""
         if self._evaluator is None:
             env = AutoresetAdapter(self._make_eval_env())
             saved, self.eval_state = self.eval_state, None
             if saved is not None and len(saved["resetting"]) == env.num_envs and self.eval_env is None:
-                self.eval_state = saved  # a resumed run goes on with what it began with
+                self.eval_state = saved  # a resumed run keeps the state of its first start
             else:
                 self._take_eval_state(env)
             self._evaluator = self._make_evaluator(env)
@@ -99,7 +99,7 @@ class Experiment:
         return self._evaluator
 
     def _take_eval_state(self, env: AutoresetAdapter) -> None:
-        env.reset(seed=0)  # some have no state before, or a random one
+        env.reset(seed=0)  # before the first reset, some have no state or a random one
         snapshot = env.take_snapshot()
         problem = snapshot if isinstance(snapshot, str) else _restoring_problem(env, snapshot)
         if problem is None:
@@ -108,13 +108,13 @@ class Experiment:
             self.eval_obstacle = f"in the evaluation environment, {problem}"
 
     def _is_remade(self, env: AnyVectorEnv) -> bool:
-        """Box2D keeps traces of earlier episodes in a world that it uses again, and takes no time to make."""
+        """Whether evaluations recreate the environments: Box2D keeps state between episodes, but is cheap to make."""
         if self.env is not None or self.eval_env is not None or not isinstance(env, SyncVectorEnv):
             return False
         return type(env.envs[0].unwrapped).__module__.startswith("gymnasium.envs.box2d")
 
     def resume_grade(self) -> tuple[str, str | None]:
-        """What a resume of this run will be, and what stands in the way of `exact` if anything does."""
+        """How exactly this run can be resumed, and what prevents `exact`, if anything."""
         collector = self.trainer.collector
         seed = None if collector.obs is not None else draw_seed(copy.deepcopy(collector.env_rng))
         if collector.obs is None:
@@ -128,7 +128,7 @@ class Experiment:
         problem = _restoring_problem(collector.env, snapshot)
         if problem is not None:
             collector.saves_episodes = False
-            if seed is not None:  # what a failed restore has left behind is not to be learned from
+            if seed is not None:  # do not train on the state a failed restore left behind
                 collector.obs = collector.env.reset(seed=seed)
             return EPISODE_BOUNDARY, problem
         if self.config.eval_every and self.evaluator and self.eval_obstacle is not None:
@@ -136,7 +136,7 @@ class Experiment:
         return EXACT, None
 
     def acceleration(self) -> dict[str, Any]:
-        """The mode of acceleration, and how each function runs: `recorded`, `compiled`, or as plain torch and why."""
+        """The acceleration mode, and per function: `recorded`, `compiled`, or plain torch with the reason."""
         return {"mode": self.config.accelerate, "functions": report(self.trainer.algorithm)}
 
     def viewer(self) -> Evaluator:
@@ -144,13 +144,13 @@ class Experiment:
         return self.evaluator_of(self.make_single_env("human"))
 
     def evaluator_of(self, env: gym.Env[Any, Any]) -> Evaluator:
-        """An evaluator with that one environment."""
+        """An evaluator that uses the given environment."""
         return self._make_evaluator(
             AutoresetAdapter(SyncVectorEnv([lambda: env], autoreset_mode=AutoresetMode.DISABLED))
         )
 
     def close(self) -> None:
-        """Close all environments that were made here; those that were given belong to their giver."""
+        """Close all environments created here; environments passed in by the caller stay open."""
         if not isinstance(self.env, (gym.Env, VectorEnv)):
             self.trainer.close()
         if self._evaluator is not None and not isinstance(self.eval_env, (gym.Env, VectorEnv)):
@@ -170,7 +170,7 @@ class Experiment:
     def _make_eval_env(self) -> AnyVectorEnv:
         given = self.eval_env if self.eval_env is not None else self.env
         config = self.config
-        if config.vectorization == "async":  # workers would cost more than they give for a few episodes
+        if config.vectorization == "async":  # not worth starting workers for a few episodes
             config = config.derived(vectorization="sync")
         if given is None or not isinstance(given, (gym.Env, VectorEnv)):
             count = min(config.num_envs, config.eval_episodes, MAX_EVAL_ENVS)
@@ -179,7 +179,7 @@ class Experiment:
         return make_vector_env(config, 1, env=own, autoreset_mode=AutoresetMode.DISABLED)
 
     def make_single_env(self, render_mode: str) -> gym.Env[Any, Any]:
-        """One environment that renders; objects can only be filmed if they were made to be."""
+        """One environment that renders; environment objects must have been created with that render mode."""
         chosen = self.eval_env if self.eval_env is not None else self.env
         if chosen is None:
             config = self.config
@@ -195,7 +195,7 @@ class Experiment:
 
 
 def build_experiment(config: TrainConfig, env: EnvLike | None = None, eval_env: EnvLike | None = None) -> Experiment:
-    """Wire a run. Everything that can be wrong with spaces, extras and devices is found here, before any training."""
+    """Build a run. Problems with spaces, extras and devices are raised here, before training starts."""
     if isinstance(env, str):
         config, env = config.replace(env_id=env), None
     config = _fit(config, env)
@@ -213,7 +213,7 @@ def build_experiment(config: TrainConfig, env: EnvLike | None = None, eval_env: 
         check_action_space(algorithm_spec, spec)
         if config.action_masks:
             check_mask_space(spec.observation_space, spec.action_space)
-        # one thread, so that initial weights are the same with any number
+        # one thread, so that initial weights do not depend on the number of threads
         with using_threads(1), using(config.accelerate):
             rng = random_stream(config.seed, "algorithm")
             algorithm = algorithm_spec.algorithm(config.algorithm, spec, device, rng)
@@ -239,28 +239,28 @@ def build_experiment(config: TrainConfig, env: EnvLike | None = None, eval_env: 
 
 
 def _learning_adapter(config: TrainConfig, vector: AnyVectorEnv, given: EnvLike | None) -> AutoresetAdapter:
-    """Environments to learn in. Evaluation and videos have plain adapters: whole episodes and true rewards."""
+    """Adapter for training environments. Evaluation and videos use plain ones: full episodes, unmodified rewards."""
     if given is None and is_atari(config.env_id, config.env_kwargs):
         return AtariAdapter(vector, config.atari)
     return AutoresetAdapter(vector)
 
 
 def _frame_stack(config: TrainConfig, given: EnvLike | None) -> FrameStack | None:
-    """How observations repeat themselves, where the settings say so."""
+    """How stacked observations share frames, if the settings say so; None if every observation is stored on its own."""
     hindsight = isinstance(config.algorithm, OffPolicyConfig) and config.algorithm.her
-    if config.action_masks or hindsight:  # masks and goals belong to a row by itself
+    if config.action_masks or hindsight:  # masks and goals are stored per row
         return None
     game = given is None and is_atari(config.env_id, config.env_kwargs)
     return stack_of(config.wrappers, FrameStack(config.atari.frame_stack) if game else None)
 
 
 def _restoring_problem(env: Environments, snapshot: Any) -> str | None:
-    """Why an environment does not go on from its own snapshot after a trip through a checkpoint, if it does not."""
+    """Why an environment cannot be restored exactly from a snapshot saved in a checkpoint; None if it can."""
     try:
         back = round_trip({"env": snapshot})["env"]
         env.restore_snapshot(back)
         again = env.take_snapshot()
-    except Exception as error:  # an environment's own set_state: no reason to end a run
+    except Exception as error:  # raised by the environment's own set_state: must not end the run
         return f"restoring a snapshot raised {type(error).__name__}: {error}"
     if not same_state(snapshot, back):
         return "a checkpoint would not hold the state as it is"
@@ -271,7 +271,7 @@ def _restoring_problem(env: Environments, snapshot: Any) -> str | None:
 
 @contextmanager
 def using_threads(num_threads: int | None) -> Iterator[None]:
-    """Threads that torch uses inside one operation, as the config says; the caller's number is put back afterwards."""
+    """Set torch's number of intra-op threads; the previous number is restored on exit."""
     before = torch.get_num_threads()
     wanted = num_threads or before
     if before != wanted:
@@ -284,10 +284,10 @@ def using_threads(num_threads: int | None) -> Iterator[None]:
 
 
 def choose_threads(policy: Policy, rows: int) -> int:
-    """Threads for gradient steps of so many rows: one, or all that torch would take if there is work for them.
+    """Number of threads for gradient steps on `rows` rows: one if the products are small, otherwise torch's, capped.
 
-    Convolutions gain from threads, and so do products of large matrices; on small ones, starting and joining threads
-    takes longer than the work. Torch's own number heeds OMP_NUM_THREADS.
+    Convolutions and large matrix products gain from threads; for small ones, starting and joining threads costs more
+    than the work. Torch's default respects OMP_NUM_THREADS.
     """
     assert isinstance(policy, nn.Module)
     weights = list(policy.parameters())
@@ -297,15 +297,15 @@ def choose_threads(policy: Policy, rows: int) -> int:
 
 
 def _fit(config: TrainConfig, env: EnvLike | None) -> TrainConfig:
-    """The config for the environment object that was given; settings that cannot apply to it are refused."""
-    if env is None and "*" in config.env_id:  # as in a preset for a family
+    """Adapt the config to the given environment object; settings that cannot apply to it are refused."""
+    if env is None and "*" in config.env_id:  # a preset for a family of environments
         one = "a game with --env-id ALE/Pong-v5" if config.env_id.startswith("ALE/") else "one with --env-id"
         raise ConfigError(f"env_id: '{config.env_id}' stands for many environments: name {one} (in Python, env_id=...)")
     if isinstance(env, VectorEnv) and config.wrappers:
         raise ConfigError(
             "wrappers: a vector environment was given, and wrappers are for single ones; wrap it yourself"
         )
-    if env is not None and is_atari(config.env_id, config.env_kwargs):  # a ready one: no defaults of ours
+    if env is not None and is_atari(config.env_id, config.env_kwargs):  # ready-made: apply no Atari defaults
         config = config.derived(vectorization="sync")
     if env is not None and not isinstance(env, VectorEnv) and config.vectorization == "native":
         raise ConfigError("vectorization: native needs an environment id or a ready vector environment")
@@ -372,10 +372,10 @@ def _off_policy(config: TrainConfig, spec: EnvSpec, algorithm: Algorithm[Any], c
 
 
 def _warn_if_large(buffer: ReplayBuffer) -> None:
-    """Say so before hours of training when a full replay cannot fit into memory."""
+    """Warn before training if a full replay buffer does not fit into memory."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not known on this system
+    except (AttributeError, ValueError, OSError):  # unknown on this system
         return
     if buffer.num_bytes > memory:
         warnings.warn(
@@ -389,14 +389,14 @@ TRAINERS: dict[Regime, Callable[[TrainConfig, EnvSpec, Algorithm[Any], Collector
     Regime.ON_POLICY: _on_policy,
     Regime.OFF_POLICY: _off_policy,
 }
-"""How each regime is trained; the first regime of an algorithm is its own."""
+"""The trainer for each regime; an algorithm's first regime is its default."""
 
 
 def _obs_normalizer(config: TrainConfig, spec: EnvSpec) -> ObservationNormalizer | None:
     if not config.normalize_obs:
         return None
     normalizer = ObservationNormalizer(spec.observation_space, config.normalize_clip)
-    if spec.action_masks:  # which may be an array of floats
+    if spec.action_masks:  # masks may be float arrays
         normalizer.moments.pop(ACTION_MASK, None)
     return normalizer
 
@@ -408,7 +408,7 @@ def _reward_normalizer(config: TrainConfig, num_envs: int) -> RewardNormalizer |
 
 
 def resolve_device(name: str) -> torch.device:
-    """The torch device of that name, if this machine has it."""
+    """The torch device of that name; an error if this machine does not have it."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

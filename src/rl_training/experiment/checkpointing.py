@@ -1,8 +1,8 @@
 """Checkpoints: a directory with tensors in safetensors, everything else in JSON, and a manifest with checksums.
 
-Nothing in it can run code. It is written beside its place, synced, and renamed, so that a reader sees a whole
-checkpoint or none. One that is there already is exchanged with it in one step; where the system cannot do that, it is
-set aside first, and found there if the process is killed in between.
+Loading one cannot run code. A checkpoint is written to a temporary directory, synced and renamed, so that a reader
+sees a complete checkpoint or none. An existing one is swapped with it atomically; where the system cannot do that, it
+is renamed first, and is found under that name if the process is killed in between.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ from rl_training.runtime.callbacks import Callback, Every, RunView
 from rl_training.version import __version__
 
 FORMAT_VERSION = 3
-"""Format 2 added segments: large parts of the state in files of their own, which checkpoints share. Format 3 added
-checkpoints of weights alone: of the state, only what acting needs."""
+"""Format 2 added segments: large parts of the state in separate files, shared between checkpoints. Format 3 added
+weights-only checkpoints: only the state that acting needs."""
 MANIFEST, TENSORS, STATE, CONFIG, METADATA = (
     "manifest.json", "state.safetensors", "state.json", "config.json", "metadata.json",
 )  # fmt: skip
 _CONTENT = (TENSORS, STATE, CONFIG, METADATA)
 _TENSOR, _ARRAY, _SEGMENT = "$tensor", "$array", "$segment"
-"""How a tree of state names what lies in the safetensors files."""
+"""Keys that mark references from the JSON state to the safetensors files."""
 _SEGMENT_NAME = re.compile(r"segment_[0-9]{5,9}\.safetensors")
 _STEP = re.compile(r"step_([0-9]+)")
 VERIFIED_WITHIN = 16
-"""Saves in which every file that checkpoints share is verified again."""
+"""Number of saves within which every shared file is verified again."""
 
 
 class NewerFormatError(CheckpointError):
-    """A checkpoint that a newer version of the package wrote."""
+    """A checkpoint written by a newer version of the package."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds: the run's state, its config as plain data, and its metadata."""
+    """The content of a checkpoint: the run's state, its config as plain data, and its metadata."""
 
     state: dict[str, Any]
     config: dict[str, Any]
@@ -75,7 +75,7 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], config: dict[str, Any], metadata: dict[str, Any]) -> Path:
-    """Write a checkpoint directory; an older one in the same place is replaced only when the new one is complete."""
+    """Write a checkpoint directory; an existing one is replaced only when the new one is complete."""
     path = Path(path)
     if path.exists() and not _replaceable(path):
         raise CheckpointError(f"{path} exists and is not a checkpoint; it is left alone")
@@ -102,7 +102,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], config: dict[str, Any], m
         for name, segment in segments.items():
             if segment.complete:
                 segment.file, segment.sha256, segment.stamp = path / name, digests[name], _stamp(path / name)
-        for left in leftovers(path.parent).get(path, []):  # of earlier processes, which were killed
+        for left in leftovers(path.parent).get(path, []):  # of earlier processes that were killed
             shutil.rmtree(left, ignore_errors=True)
     except BaseException as error:
         shutil.rmtree(beside, ignore_errors=True)
@@ -115,8 +115,8 @@ def save_checkpoint(path: Path, state: dict[str, Any], config: dict[str, Any], m
 def load_checkpoint(path: Path, *, learner_only: bool = False) -> Checkpoint:
     """Read and verify a checkpoint; every problem is a `CheckpointError` that names the file.
 
-    With `learner_only`, the segments of a replay are not touched: acting does not need them. If a process was killed
-    while it replaced the checkpoint, the one that it set aside is read where it is.
+    With `learner_only`, the replay segments are not read: acting does not need them. If a process was killed while
+    replacing the checkpoint, the one it left under a temporary name is read.
     """
     path = Path(path)
     if os.path.lexists(path / MANIFEST):
@@ -150,7 +150,7 @@ def _load(path: Path, learner_only: bool) -> Checkpoint:
 
 
 def round_trip(state: dict[str, Any]) -> dict[str, Any]:
-    """A state as it would come back from a checkpoint, without touching the disk. Segments are left as they are."""
+    """The state as a checkpoint would return it, without writing to disk. Segments stay as they are."""
     tensors: dict[str, Tensor] = {}
     segments: dict[str, Segment] = {}
     text = json_text(_split(state, "", tensors, segments))
@@ -166,10 +166,10 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _segment(path: Path, entry: Any, *, verify: bool) -> Segment:
-    """A segment in a file; one that is not verified now is when it is read, and its file is not shared."""
+    """A segment backed by a file; without `verify`, it is verified when read, and its file is not shared until then."""
 
     def tensors() -> dict[str, Tensor]:
-        if segment.file is None:  # not verified, or found damaged since
+        if segment.file is None:  # not verified yet, or damaged
             _verify(path, entry)
         return _read_tensors(path)
 
@@ -181,7 +181,7 @@ def _segment(path: Path, entry: Any, *, verify: bool) -> Segment:
 
 
 def _verify_shared(segments: list[Segment]) -> None:
-    """Verify some of the files that are to be shared, those that waited longest; a damaged one is not shared again."""
+    """Verify some of the shared files, those unverified longest; a damaged file is no longer shared."""
     shared = [segment for segment in segments if _is_shareable(segment)]
     for segment in shared:
         segment.unverified += 1
@@ -207,11 +207,11 @@ def _is_shareable(segment: Segment) -> bool:
 
 
 def _write_segment(segment: Segment, path: Path) -> str:
-    """Write a segment, or share the file of a checkpoint that has it already; returns its checksum."""
+    """Write a segment, or link to the file of an earlier checkpoint that has it; returns its checksum."""
     if segment.file is not None and _is_shareable(segment):
         try:
             os.link(segment.file, path)
-        except OSError:  # another disk, or a system without links
+        except OSError:  # another file system, or no hard links
             shutil.copyfile(segment.file, path)
             sync_file(path)
         return segment.sha256
@@ -229,7 +229,7 @@ def _check_format(manifest: dict[str, Any], path: Path) -> None:
     version, package = manifest.get("format"), manifest.get("package")
     if type(version) is not int or version < 1:
         raise CheckpointError(f"{path / MANIFEST}: is damaged: it states no format version")
-    if version > FORMAT_VERSION and package == __version__:  # a flipped bit: this version writes no such format
+    if version > FORMAT_VERSION and package == __version__:  # corruption: this version writes no such format
         raise CheckpointError(f"{path / MANIFEST}: is damaged: rl_training {package} has no format {version!r:.20}")
     if version > FORMAT_VERSION:
         raise NewerFormatError(
@@ -245,7 +245,7 @@ def checkpoints_of(run_dir: Path) -> list[Path]:
 
 
 def steps_of(run_dir: Path) -> list[int]:
-    """The steps that a run has checkpoints of, oldest first, also of those that a killed process left set aside."""
+    """The steps of a run's checkpoints, oldest first; includes those a killed process left under a temporary name."""
     home = run_dir / "checkpoints"
     found = {int(path.name[5:]) for path in checkpoints_of(run_dir)}
     for path in home.glob(f".step_*/{MANIFEST}"):
@@ -256,16 +256,16 @@ def steps_of(run_dir: Path) -> list[int]:
 
 
 def _set_aside(place: Path) -> list[Path]:
-    """Checkpoints that were written for a place, or replaced there, by a process that was killed; newest first."""
+    """Checkpoints left under a temporary name by a killed process, for one path; newest first."""
     whole = [path for path in leftovers(place.parent).get(place, []) if (path / MANIFEST).is_file()]
     return sorted(whole, key=lambda path: -(path / MANIFEST).stat().st_mtime_ns)
 
 
 def find_checkpoint(path: str | Path, *, learner_only: bool = False) -> Checkpoint:
-    """The checkpoint at a path, or the newest good one of a run directory. Damaged newer ones are reported.
+    """The checkpoint at a path, or the newest valid one of a run directory. Damaged newer ones are reported.
 
-    With `learner_only`, a checkpoint is good even if its replay is damaged. `zoo:ppo/CartPole-v1` is the place of an
-    agent that ships with the package.
+    With `learner_only`, a checkpoint with a damaged replay counts as valid. `zoo:ppo/CartPole-v1` names an agent that
+    ships with the package.
     """
     path = locate(path)
     if not os.path.exists(path) and not _set_aside(path):
@@ -280,7 +280,7 @@ def find_checkpoint(path: str | Path, *, learner_only: bool = False) -> Checkpoi
             refuse_links([candidate], within=path)
             checkpoint = load_checkpoint(candidate, learner_only=learner_only)
         except NewerFormatError:
-            raise  # not damaged: going back to an older one would throw work away
+            raise  # not damaged: falling back to an older one would lose progress
         except CheckpointError as error:
             errors.append(str(error))
             continue
@@ -295,12 +295,12 @@ def find_checkpoint(path: str | Path, *, learner_only: bool = False) -> Checkpoi
 
 
 def _split(value: Any, name: str, tensors: dict[str, Tensor], segments: dict[str, Segment]) -> Any:
-    """Move tensors, arrays and segments out of a tree of state, leaving their names."""
+    """Move tensors, arrays and segments out of a state tree and leave references in their place."""
     if isinstance(value, Segment):
         file = f"segment_{len(segments):05}.safetensors"
         segments[file] = value
         return {_SEGMENT: file}
-    while name in tensors:  # a key with a slash may look like a path
+    while name in tensors:  # keys that contain a slash may collide
         name += "'"
     if isinstance(value, np.ndarray):
         tensors[name] = torch.from_numpy(value).contiguous()
@@ -345,7 +345,7 @@ def _as_array(tensor: Tensor, where: Path) -> AnyArray:
 
 
 def is_checkpoint_file(name: str) -> bool:
-    """Whether a checkpoint may have a file of that name.
+    """Whether a checkpoint may contain a file with that name.
 
     Example:
         >>> is_checkpoint_file("state.safetensors"), is_checkpoint_file("setup.py")
@@ -370,7 +370,7 @@ def _verify(path: Path, entry: Any) -> None:
 
 
 def _replaceable(path: Path) -> bool:
-    """Whether nothing but a checkpoint, whole or damaged, or nothing at all would be lost."""
+    """Whether a path is a directory that holds only a checkpoint, complete or damaged, or is empty."""
     if not path.is_dir():
         return False
     return (path / MANIFEST).exists() or all(is_checkpoint_file(entry.name) for entry in path.iterdir())
@@ -379,7 +379,7 @@ def _replaceable(path: Path) -> bool:
 def _replace(new: Path, place: Path) -> None:
     if place.exists() and swap(new, place):
         sync_directory(place.parent)
-        shutil.rmtree(new, ignore_errors=True)  # which is the old one now
+        shutil.rmtree(new, ignore_errors=True)  # the old one after the swap
         return
     old = place.with_name(f".{place.name}.{os.getpid()}.old")
     if place.exists():
@@ -396,17 +396,17 @@ def _replace(new: Path, place: Path) -> None:
 
 
 def recover_checkpoints(directory: Path) -> None:
-    """Clear up after processes that were killed while they saved.
+    """Clean up after processes that were killed while saving.
 
-    Where a checkpoint is missing, the newest that was written for its place, or was replaced there, is put back, a good
-    one if there is one. Everything else that they left is removed.
+    If a checkpoint is missing, the newest one left under a temporary name is restored, a valid one if possible. All
+    other leftovers are removed.
     """
     for place, left in leftovers(directory).items():
         left = [path for path in left if path.is_dir()]
         if not os.path.lexists(place / MANIFEST):
             aside = sorted(_set_aside(place), key=_is_good, reverse=True)
             if aside and (not place.exists() or _replaceable(place)):
-                shutil.rmtree(place, ignore_errors=True)  # what is there has no manifest
+                shutil.rmtree(place, ignore_errors=True)  # no manifest: incomplete
                 os.rename(aside[0], place)
                 sync_directory(directory)
         for path in left:
@@ -422,7 +422,7 @@ def _is_good(path: Path) -> bool:
 
 
 def put_damaged_aside(run_dir: Path, newer_than: int) -> list[Path]:
-    """Rename the checkpoints that a resume passed over to `damaged_...`: those newer than the one it goes on from."""
+    """Rename the damaged checkpoints that a resume skipped, those newer than `newer_than`, to `damaged_...`."""
     aside = []
     for path in checkpoints_of(run_dir):
         if int(path.name[5:]) > newer_than:
@@ -435,15 +435,15 @@ def put_damaged_aside(run_dir: Path, newer_than: int) -> list[Path]:
 
 @dataclass
 class CheckpointCallback(Callback):
-    """Saves every so many steps, keeps the newest few, and keeps the best evaluated one apart. Comes last in a run.
+    """Saves a checkpoint every so many steps, keeps the newest few, and stores the best one separately. Runs last.
 
-    A save that fails (a full disk) is reported and does not end the training, since the next may succeed; only when the
-    last one of a run fails, the run does.
+    A failed save (full disk) is reported and training continues, since the next may succeed; only a failure of the
+    last save ends the run with an error.
     """
 
     transient: ClassVar[tuple[str, ...]] = ("improved", "saved_at")
     save: Callable[[Path], Path]
-    """Writes a checkpoint to a path."""
+    """Writes a checkpoint to a path and returns it."""
     directory: Path
     every: Every
     keep: int = 3

@@ -26,7 +26,7 @@ from rl_training.experiment.yaml_io import dump_yaml, read_yaml
 @documented
 @dataclass
 class TrainConfig:
-    """Everything that decides a run.
+    """All settings of a run.
 
     Example:
         >>> TrainConfig(algo="ppo", env_id="CartPole-v1", seed=7).algorithm.gamma
@@ -95,14 +95,14 @@ class TrainConfig:
     algorithm: AlgorithmConfig = setting(None, "The algorithm's own settings.")
 
     def __post_init__(self) -> None:
-        """Check and convert every field; fill in what depends on the algorithm."""
+        """Check and convert every field; fill in defaults that depend on the algorithm."""
         problems: list[str] = []
         self._finish(lambda name: type(self).__name__, problems)
         if problems:
             raise ConfigError(problems)
 
     def _finish(self, source: Callable[[str], str], problems: list[str], *, combinations: bool = True) -> None:
-        """Convert and complete all fields. `source` says where a field was set; a wrong one counts as its default."""
+        """Convert and complete all fields. `source` says where a field was set; invalid values become the default."""
         spec = None
         if isinstance(self.algo, str):
             try:
@@ -122,7 +122,7 @@ class TrainConfig:
     def _convert(
         self, names: Collection[str], spec: AlgorithmSpec | None, source: Callable[[str], str], problems: list[str]
     ) -> None:
-        """Make values of the declared types out of some fields; a wrong one becomes its default."""
+        """Convert fields to their declared types; an invalid value becomes the default."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name not in names or field.name == "algorithm" or value is dataclasses.MISSING:
@@ -164,7 +164,7 @@ class TrainConfig:
         return [f"atari: {', '.join(said)}: these settings are for Atari games (ALE/...), and '{self.env_id}' {other}"]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, complete: every field with its resolved value."""
+        """The config as plain data: every field with its resolved value."""
         data = to_plain(self)
         assert isinstance(data, dict)
         return data
@@ -190,8 +190,8 @@ class TrainConfig:
     ) -> TrainConfig:
         """A copy with a layer of changes on top, merged as in `resolve`.
 
-        Only the changes are checked, and whether all settings still go together. Problems name `source` for a changed
-        field and `base(field)` for another.
+        Only the changes are checked, and whether all settings work together. Problems name `source` for changed fields
+        and `base(field)` for the others.
         """
         problems: list[str] = []
         algo = changes.get("algo", self.algo)
@@ -215,7 +215,7 @@ class TrainConfig:
         return config
 
     def derived(self, **values: Any) -> TrainConfig:
-        """A copy with values that the package itself has found, such as the number of threads: nothing is checked."""
+        """A copy with values determined by the package itself, such as the number of threads; without checks."""
         config = copy.copy(self)
         for name, value in values.items():
             setattr(config, name, value)
@@ -223,15 +223,15 @@ class TrainConfig:
 
 
 NETWORK_LOGGERS = ("wandb", "mlflow")
-"""Settings that send data elsewhere."""
+"""Settings that send data over the network."""
 
 
 @dataclass(frozen=True)
 class Layer:
     """Settings from one source.
 
-    Only a trusted one may name a module to import, a path for the environment, or a logger on the network. What people
-    type is trusted; a file is not, since it may come from a stranger.
+    Only a trusted source may name a module to import, a path for the environment, or a logger that uses the network.
+    Options typed by the user are trusted; files are not, since they may come from elsewhere.
     """
 
     data: Mapping[str, Any]
@@ -240,9 +240,9 @@ class Layer:
 
 
 def resolve(layers: Sequence[Layer], *, combinations: bool = True) -> TrainConfig:
-    """One config out of layers, later ones winning. All problems of all layers are reported together.
+    """Merge layers into one config, later layers win. All problems of all layers are reported together.
 
-    Without `combinations`, settings that are right but cannot work together are let through, for options to mend.
+    Without `combinations`, valid settings that do not work together are accepted; options given later may fix them.
     """
     problems: list[str] = []
     merged: dict[str, Any] = {}
@@ -276,7 +276,7 @@ def resolve(layers: Sequence[Layer], *, combinations: bool = True) -> TrainConfi
 
 
 def _valid_part(layer: Layer, algo: Any, problems: list[str]) -> dict[str, Any]:
-    """What one layer says rightly; what is wrong in it by itself is noted, with its source."""
+    """The valid settings of one layer; invalid ones are noted with their source."""
     data = dict(layer.data)
     algorithm = data.pop("algorithm", None)
     config_type: type[AlgorithmConfig] = AlgorithmConfig
@@ -299,7 +299,7 @@ def _valid_part(layer: Layer, algo: Any, problems: list[str]) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`. Sections are merged; values, keyword arguments and schedules are replaced whole."""
+    """Merge `over` into `base`. Sections are merged; values, keyword arguments and schedules are replaced whole."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
@@ -312,7 +312,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def module_problems(env_id: str, source: str) -> list[str]:
-    """A file may not make us import code: `package:Env-v0` is accepted only from people."""
+    """A file may not import code: `package:Env-v0` is accepted only from a trusted source."""
     module = module_of(env_id)
     if module is None:
         return []
@@ -323,7 +323,7 @@ def module_problems(env_id: str, source: str) -> list[str]:
 
 
 def nested_path_problems(value: Any, where: str) -> list[str]:
-    """The same of all keyword arguments within some settings: those of encoders, networks, samplers, loggers."""
+    """The same check for all keyword arguments within some settings: encoders, networks, samplers, loggers."""
     if isinstance(value, (list, tuple)):
         return [problem for item in value for problem in nested_path_problems(item, where)]
     if not isinstance(value, Mapping):
@@ -338,7 +338,7 @@ def nested_path_problems(value: Any, where: str) -> list[str]:
 
 
 def path_problems(value: Any, where: str) -> list[str]:
-    """Neither may a file make an environment open another file: such paths too are accepted only from people."""
+    """A file may not make an environment open another file: paths are accepted only from a trusted source."""
     if isinstance(value, Mapping):
         return [problem for key, item in value.items() for problem in path_problems(item, f"{where} > {key}")]
     if isinstance(value, (list, tuple)):
@@ -352,10 +352,10 @@ def path_problems(value: Any, where: str) -> list[str]:
 
 
 def _is_path(text: str) -> bool:
-    """Whether a text leads somewhere by itself, not only below the directory that an environment looks in.
+    """Whether a string is a path outside the directory in which an environment looks for its files.
 
-    That is from the root, the home or the working directory. Environments take every text with a dot in front to be
-    below the working directory, be it `./model.xml` or `.hidden/model.xml`.
+    Such a path starts at the root, the home or the working directory. Environments resolve every string with a leading
+    dot relative to the working directory, such as `./model.xml` or `.hidden/model.xml`.
     """
     parts = text.replace("\\", "/").split("/")
     is_address = len(parts) > 1 and ":" in parts[0]  # C:/..., file://...
@@ -363,7 +363,7 @@ def _is_path(text: str) -> bool:
 
 
 def logger_problem(name: str, source: str) -> str:
-    """Nor may a file have data sent over the network, with an account of the user and to where other files say."""
+    """A file may not enable a logger that sends data over the network with the user's account."""
     return (
         f"{source} > {name}: is true, and files are not trusted to log over the network. Add --{name} or --no-{name} "
         f"on the command line (Python: {name}=True or False), or --trust (Python: trust=True)."
@@ -371,5 +371,5 @@ def logger_problem(name: str, source: str) -> str:
 
 
 def read_config(path: str | Path, *, trust: bool = False) -> TrainConfig:
-    """A config from a complete YAML file (no preset underneath)."""
+    """A config from a complete YAML file (no preset is applied)."""
     return resolve([Layer(read_yaml(Path(path)), str(path), trusted=trust)])

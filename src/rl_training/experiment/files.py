@@ -1,4 +1,4 @@
-"""Small file helpers: whole or not at all, and never through a link that leads elsewhere."""
+"""File helpers: atomic writes, and no following of symbolic links out of a directory."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from typing import Any
 from rl_training.contracts.errors import CheckpointError
 
 MAX_DEPTH = 100
-"""How deeply JSON may be nested; what the package writes is far from it."""
+"""Maximum nesting depth of JSON; the package itself writes far less."""
 MAX_WAITING = 10_000
-"""Pieces of a file that are kept in memory while the disk is full."""
+"""Maximum number of pieces kept in memory while the disk is full."""
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]+)\.(?P<kind>tmp|old)")
 _NO_SWAP = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM}
-"""What a system answers that cannot exchange two directories."""
+"""Error codes of systems that cannot swap two directories."""
 
 
 class UnwritableError(CheckpointError):
-    """A file that cannot be written: a full disk, no permission."""
+    """A file cannot be written: full disk, no permission."""
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step: written beside, synced, renamed. A failure leaves the old one and names it."""
+    """Replace a file atomically (temporary file, sync, rename). On failure the old file stays; the error names it."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(beside, "w", encoding="utf-8") as file:
@@ -57,20 +57,20 @@ def append_line(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Replace a JSON file in one step."""
+    """Replace a JSON file atomically."""
     write_text(path, json_text(data))
 
 
 def json_text(data: Any) -> str:
-    """What `write_json` writes."""
+    """The text that `write_json` writes."""
     return json.dumps(data, indent=2) + "\n"
 
 
 def open_file(path: Path) -> io.BufferedReader:
-    """Open a file to read it; what is no regular file is an `OSError`.
+    """Open a file for reading; an `OSError` if it is not a regular file.
 
-    A named pipe would have us wait for ever for its other end, and a device may have no end. It is looked at after it
-    was opened, so that it cannot be exchanged in between.
+    Opening a named pipe would block, and a device may never end. The type is checked after opening, so that the file
+    cannot be replaced in between.
     """
     file = open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")  # noqa: SIM115 - the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -116,7 +116,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def require_file(path: Path) -> None:
-    """Refuse what is no file, and what is a link to somewhere outside of its directory."""
+    """Refuse anything but a regular file, and links to files outside its directory."""
     refuse_links([path], within=path.parent)
     if not os.path.isfile(path):
         problem = "is not a file" if os.path.lexists(path) else "is missing"
@@ -124,9 +124,9 @@ def require_file(path: Path) -> None:
 
 
 def refuse_links(paths: Iterable[Path], *, within: Path) -> None:
-    """Refuse links out of a directory: it may come from a stranger, and what it leads to is not theirs.
+    """Refuse links that lead out of a directory, which may come from an untrusted source.
 
-    What is neither a file nor a directory is refused as well: to open a named pipe is to wait for its other end.
+    Anything that is neither a file nor a directory is refused too: opening a named pipe would block.
     """
     home = os.path.realpath(within)
     for path in paths:
@@ -137,13 +137,13 @@ def refuse_links(paths: Iterable[Path], *, within: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Wait until a file that was written is on the disk."""
+    """Wait until a written file is on disk."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames inside a directory survive a power cut (where the system allows it)."""
+    """Make renames inside a directory survive a power failure (where the system supports it)."""
     if os.name == "posix":
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -153,7 +153,7 @@ def sync_directory(path: Path) -> None:
 
 
 def swap(one: Path, other: Path) -> bool:
-    """Exchange two directories in one step; False if the system or the file system cannot."""
+    """Swap two directories atomically; False if the system or the file system cannot."""
     library = ctypes.CDLL(None, use_errno=True)
     first, second = os.fsencode(one), os.fsencode(other)
     if sys.platform == "linux" and hasattr(library, "renameat2"):
@@ -170,10 +170,10 @@ def swap(one: Path, other: Path) -> bool:
 
 
 def leftovers(directory: Path) -> dict[Path, list[Path]]:
-    """What processes that were killed while they wrote left in a directory, by the place it was written for.
+    """Temporary files and directories left by killed processes, by the path they were written for.
 
-    Files and directories are written beside their place as `.name.<pid>.tmp`; a directory that is being replaced is
-    `.name.<pid>.old` on systems that cannot exchange two. Those of other processes that still run are left out.
+    Files and directories are written as `.name.<pid>.tmp` beside their path; on systems that cannot swap directories,
+    one that is being replaced is renamed to `.name.<pid>.old`. Those of other running processes are left out.
     """
     found: dict[Path, list[Path]] = {}
     for path in directory.glob(".*"):
@@ -185,7 +185,7 @@ def leftovers(directory: Path) -> dict[Path, list[Path]]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of that number runs on this machine."""
+    """Whether a process with that id runs on this machine."""
     if pid < 1:
         return False
     try:
@@ -198,14 +198,14 @@ def is_alive(pid: int) -> bool:
 
 
 class Outage:
-    """Says once that something cannot be written while training goes on, and once when it can be again."""
+    """Reports once that something cannot be written while training continues, and once that writing works again."""
 
     def __init__(self, what: str) -> None:
         self.what = what
         self.active = False
 
     def began(self, reason: object, consequence: str) -> None:
-        """Report a failure, unless the one before was reported and nothing was written since."""
+        """Report a failure, unless it was reported already and nothing was written since."""
         if not self.active:
             warnings.warn(
                 f"training goes on, but {self.what} could not be written: {reason}; {consequence}", stacklevel=3
@@ -220,9 +220,9 @@ class Outage:
 
 
 class Appender:
-    """A file that grows by whole pieces, each written at once or not at all.
+    """A file that grows by pieces, each written completely or not at all.
 
-    What cannot be written (a full disk) is kept in memory, up to `MAX_WAITING` pieces, and written when there is room.
+    Pieces that cannot be written (full disk) are kept in memory, up to `MAX_WAITING`, and written when there is space.
     """
 
     def __init__(self, path: Path) -> None:
@@ -238,7 +238,7 @@ class Appender:
         self._outage = Outage(str(path))
 
     def write(self, piece: bytes) -> None:
-        """Append a piece, after those that wait."""
+        """Append a piece, after those still waiting."""
         self._waiting.append(piece)
         if len(self._waiting) > MAX_WAITING:
             self._waiting.popleft()
@@ -246,7 +246,7 @@ class Appender:
         self._write_waiting()
 
     def close(self) -> None:
-        """Write what waits if that is possible now, and close the file."""
+        """Write waiting pieces if possible, then close the file."""
         self._write_waiting()
         missing = self._lost + len(self._waiting)
         if self._waiting:
@@ -274,7 +274,7 @@ class Appender:
             while rest:
                 rest = rest[self._file.write(rest) or 0 :]
         except OSError:
-            self._file.truncate(self._size)  # nobody shall read half an entry
+            self._file.truncate(self._size)  # no reader shall see half an entry
             self._torn = False
             raise
         self._torn = False
@@ -287,7 +287,7 @@ def safe_name(name: str) -> str:
 
 
 def _is_deep(data: Any) -> bool:
-    """Whether a tree has more than `MAX_DEPTH` levels; level by level, since a deep one would exhaust the stack."""
+    """Whether a tree has more than `MAX_DEPTH` levels; iterative, since recursion would overflow the stack."""
     level = [data]
     for _ in range(MAX_DEPTH):
         nested = [item for item in level if isinstance(item, (dict, list))]

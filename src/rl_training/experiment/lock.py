@@ -1,10 +1,10 @@
-"""A lock that keeps two processes from training one run at once.
+"""A lock that keeps two processes from training the same run.
 
-The operating system holds it and releases it when the process ends, however it ends, so there are no stale locks; the
-process's number is written into the file only to be named in messages.
+The operating system holds it and releases it when the process ends, however it ends, so there are no stale locks. The
+process id in the file is only used in messages.
 
-It is a record lock (`lockf`), not `flock`, which the package filelock takes: a `flock` is inherited by forked
-processes, so a worker of an environment that outlives a killed run would keep the run locked.
+It is a record lock (`lockf`), not a `flock` as in the filelock package: forked processes inherit a `flock`, so an
+environment worker that outlives a killed run would keep the run locked.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from rl_training.experiment.files import refuse_links
 
 LOCK = ".lock"
 _held: set[Path] = set()
-"""Record locks are per process: the same process may not hold one twice either."""
+"""Paths locked by this process: record locks do not exclude a second lock by the same process."""
 
 
 @contextmanager
 def run_lock(run_dir: Path) -> Iterator[None]:
-    """Hold a run directory for this process, or refuse because another one does."""
-    import fcntl  # POSIX only, as are the signals of a run
+    """Lock a run directory for this process; refused if another process holds it."""
+    import fcntl  # POSIX only, like the signal handling of a run
 
     path = (run_dir / LOCK).resolve()
     if path in _held:  # before opening: closing any handle of the file would release the lock
@@ -55,11 +55,11 @@ def run_lock(run_dir: Path) -> Iterator[None]:
 
 
 def lock_owner(run_dir: Path) -> str | None:
-    """The other process that holds a run directory, as it named itself; None if no other does."""
+    """The other process that holds a run directory, as written in the lock file; None if there is none."""
     import fcntl
 
     path = (run_dir / LOCK).resolve()
-    if path in _held or not path.is_file():  # opening and closing one of our own would release it
+    if path in _held or not path.is_file():  # opening and closing our own would release the lock
         return None
     with open(path, "r+", encoding="utf-8", errors="replace") as file:
         try:

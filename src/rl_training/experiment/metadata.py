@@ -1,4 +1,4 @@
-"""What a result depends on besides its config: versions, commit, hardware."""
+"""Everything besides the config that a result depends on: versions, commit, hardware."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGES = ("torch", "gymnasium", "numpy", "safetensors", "ale-py", "mujoco", "B
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of what numbers depend on; packages that are not installed are left out."""
+    """Versions of the packages that affect results; packages that are not installed are left out."""
     versions = {"rl_training": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -55,32 +55,32 @@ def collect_metadata(device: str = "cpu") -> dict[str, Any]:
 
 
 def utc_now() -> datetime.datetime:
-    """The time, in UTC."""
+    """The current time in UTC."""
     return datetime.datetime.now(datetime.UTC)
 
 
 def command_line() -> str:
-    """The command that started this process, as it would be typed."""
+    """The command line that started this process."""
     return shlex.join(sys.argv)
 
 
 def git_commit() -> str | None:
     """The commit of the working directory's repository, with `-dirty` if it has changes.
 
-    Outside of one it is that of the clone that this package is run from; None if there is no such either.
+    Outside of a repository, the commit of the clone that this package runs from; None if there is none.
     """
     here = Path(__file__)
     return _git_commit(os.getcwd()) or _git_commit(str(here.parent), here.name)
 
 
-@functools.cache  # what was imported stays, whatever is edited while a run goes on; and checkpoints ask often
+@functools.cache  # imported code does not change during a run, and every checkpoint asks for it
 def _git_commit(directory: str, tracked: str | None = None) -> str | None:
-    """The commit of the repository that a directory lies in; None if git cannot say.
+    """The commit of the repository that contains a directory; None if git cannot tell.
 
     Git runs programs that a repository's configuration names (`core.fsmonitor`, `filter.*.clean`, those of submodules),
-    and the repository may be a stranger's. So the commit is read here, and git compares the files from a directory of
-    our own that has this commit and the repository's objects and index, but no configuration. Files that a filter
-    changes (Git LFS, line ends) count as changed when their time or size differs from what the index says.
+    and the repository may be untrusted. So the commit is read here, and git compares the files using a temporary
+    repository with this commit and the original objects and index, but no configuration. Files changed by a filter (Git
+    LFS, line endings) count as changed if their time or size differs from the index.
     """
     try:
         found = _find_repository(Path(directory))
@@ -103,7 +103,7 @@ def _git_commit(directory: str, tracked: str | None = None) -> str | None:
                 done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=10)
                 return done.stdout.strip()
 
-            if tracked is not None:  # where this package is installed may lie in the repository of something else
+            if tracked is not None:  # the installation may lie inside an unrelated repository
                 git("ls-files", "--error-unmatch", tracked)
             changed = git("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
         return commit + ("-dirty" if changed else "")
@@ -112,7 +112,7 @@ def _git_commit(directory: str, tracked: str | None = None) -> str | None:
 
 
 def _find_repository(directory: Path) -> tuple[Path, Path] | None:
-    """The root of the working tree that a directory lies in, and where its repository is kept."""
+    """The root of the working tree that contains a directory, and the path of its repository."""
     stop = {
         os.path.realpath(place) for place in os.environ.get("GIT_CEILING_DIRECTORIES", "").split(os.pathsep) if place
     }
@@ -121,13 +121,13 @@ def _find_repository(directory: Path) -> tuple[Path, Path] | None:
             return None
         if (root / ".git").is_dir():
             return root, root / ".git"
-        if (root / ".git").is_file():  # of a linked working tree, or of a submodule
+        if (root / ".git").is_file():  # a linked working tree or a submodule
             return root, _linked(root / ".git", root, "gitdir: ")
     return None
 
 
 def _linked(file: Path, base: Path, prefix: str = "") -> Path:
-    """The directory that a file of git names; `base` if there is no such file."""
+    """The directory named in a git file; `base` if there is no such file."""
     return base / read_text(file).strip().removeprefix(prefix) if file.exists() else base
 
 

@@ -1,4 +1,4 @@
-"""Which parts of a run come from other packages: written into its files, and asked for when these are read again."""
+"""Plug-ins of a run: parts from other packages. They are recorded in the run's files and required when loading them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rl_training.experiment.config import TrainConfig
 
 
 def plugins_of(config: TrainConfig) -> list[dict[str, Any]]:
-    """What a config names that is not part of this package, as plain data: kind, name, package, version, module."""
+    """The parts of a config that come from other packages, as plain data: kind, name, package, version, module."""
     get_spec(config.algo)
     names = [(ALGORITHMS, config.algo), *_named(config)]
     origins = {origin: None for registry, name in names if (origin := registry.origin(name)) is not None}
@@ -22,7 +22,7 @@ def plugins_of(config: TrainConfig) -> list[dict[str, Any]]:
 
 
 def _named(settings: Any) -> Iterator[tuple[Registry[Any], str]]:
-    """Every registered name within some settings."""
+    """Every registered name in some settings."""
     for field in dataclasses.fields(settings):
         value, registry = getattr(settings, field.name), field.metadata.get("registry")
         if registry is not None and isinstance(value, str):
@@ -33,7 +33,7 @@ def _named(settings: Any) -> Iterator[tuple[Registry[Any], str]]:
 
 
 def require_plugins(about: Mapping[str, Any], where: str) -> None:
-    """Refuse files whose plug-ins are not there, and say what to install. Nothing that they name is imported for it."""
+    """Raise an error that says what to install if plug-ins are missing; imports nothing that the files name."""
     problems = [
         f"{where}: {origin} is not there. {_remedy(origin)}"
         for origin in _origins(about)
@@ -50,7 +50,7 @@ def _remedy(origin: Origin) -> str:
 
 
 def changed_plugins(before: Mapping[str, Any]) -> list[str]:
-    """Packages of plug-ins that have another version than when a run began."""
+    """Plug-in packages whose version changed since the run began."""
     changes = []
     for origin in _origins(before):
         try:
@@ -63,7 +63,7 @@ def changed_plugins(before: Mapping[str, Any]) -> list[str]:
 
 
 def _origins(about: Mapping[str, Any]) -> Iterator[Origin]:
-    """The plug-ins that metadata names; what is not written as `plugins_of` writes it is passed over."""
+    """The plug-ins named in the metadata; malformed entries are skipped."""
     names = [field.name for field in dataclasses.fields(Origin)]
     entries = about.get("plugins")
     for entry in entries if isinstance(entries, list) else []:

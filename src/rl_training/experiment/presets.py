@@ -1,6 +1,6 @@
-"""Presets: settings that are known to work, found by algorithm and environment, or by their name.
+"""Presets: settings known to work, found by algorithm and environment or by name.
 
-A preset may be for a whole family of environments: `ALE/*` is for every Atari game that has no preset of its own.
+A preset may be for a family of environments: `ALE/*` is for every Atari game without its own preset.
 """
 
 from __future__ import annotations
@@ -25,55 +25,55 @@ from rl_training.experiment.yaml_io import read_yaml
 
 @dataclass(frozen=True)
 class Preset:
-    """One file of the preset tree."""
+    """One preset file."""
 
     name: str
-    """For people: `ppo/cartpole`."""
+    """The display name: `ppo/cartpole`."""
     data: Mapping[str, Any]
     path: Path
 
     @property
     def algo(self) -> str:
-        """The algorithm it is for."""
+        """The algorithm of the preset."""
         return str(self.data["algo"])
 
     @property
     def env_id(self) -> str:
-        """The environment it is for; a family of them if it has a `*`."""
+        """The environment of the preset; a family of environments if it contains a `*`."""
         return str(self.data["env_id"])
 
     @property
     def is_family(self) -> bool:
-        """Whether it is for many environments, so that one of them has to be named."""
+        """Whether it is for a family of environments, so that one of them has to be named."""
         return "*" in self.env_id
 
     @property
     def env_kwargs(self) -> dict[str, Any]:
-        """The environment's arguments, which are part of what it is for."""
+        """The environment's keyword arguments, which belong to the task."""
         return dict(self.data.get("env_kwargs") or {})
 
     @property
     def subject(self) -> str:
-        """What it is for, for people: the environment and its arguments."""
+        """The environment and its arguments, for display."""
         return f"{self.env_id} with env_kwargs={self.env_kwargs}" if self.env_kwargs else self.env_id
 
     def is_for(self, env_id: str) -> bool:
-        """Whether it is for that environment, or for a family that it belongs to, whatever its arguments."""
+        """Whether it is for that environment or its family, regardless of keyword arguments."""
         return env_id == self.env_id or (self.is_family and fnmatch.fnmatchcase(env_id, self.env_id))
 
     @property
     def total_timesteps(self) -> int:
-        """Steps it trains for."""
+        """The number of training steps."""
         return int(self.data.get("total_timesteps", TrainConfig.total_timesteps))
 
     def layer(self) -> Layer:
-        """The preset as a layer of a config; one for a family leaves the environment open."""
+        """The preset as a layer of a config; for a family, the environment id is left out."""
         data = {key: value for key, value in self.data.items() if key != "env_id" or not self.is_family}
         return Layer(data, f"preset {self.name}", trusted=False)
 
 
 GROUP = "rl_training.presets"
-"""Entry points of packages that hold presets in the same layout: `<algo>/<name>.yaml`."""
+"""Entry-point group of packages that provide presets in the same layout: `<algo>/<name>.yaml`."""
 
 
 @functools.cache
@@ -88,14 +88,14 @@ def presets() -> dict[str, Preset]:
 
 
 def plugin_presets() -> Iterator[tuple[str, dict[str, Preset], str | None]]:
-    """For each package that announces presets: its name and version, its presets, and what is wrong with them."""
+    """For each package that provides presets: its name and version, its presets, and any error."""
     known = set(_read_tree(Path(str(resources.files("rl_training"))) / "zoo" / "presets"))
     for entries in entry_points(GROUP).values():
         for entry in entries:
             source = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.value
             try:
                 own = _read_tree(Path(str(resources.files(entry.load()))))
-            except Exception as error:  # another package's code and files: they must not break this one
+            except Exception as error:  # errors in another package must not break this one
                 yield source, {}, f"{type(error).__name__}: {error}"
                 continue
             taken = sorted(known & own.keys())
@@ -114,7 +114,7 @@ def _read_tree(root: Path) -> dict[str, Preset]:
 
 
 def _check(preset: Preset) -> None:
-    """A preset says what it is for; everything else in it is checked when it is used."""
+    """Check that a preset names its algorithm and environment; the rest is checked when it is used."""
     problems = [f"{preset.path}: '{name}' is required" for name in ("algo", "env_id") if name not in preset.data]
     names = ("algo", "env_id", "env_kwargs", "total_timesteps")
     said = {name: preset.data[name] for name in names if name in preset.data}
@@ -124,10 +124,11 @@ def _check(preset: Preset) -> None:
 
 
 def find_preset(algo: str, env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Preset | None:
-    """The preset for an algorithm on an environment with these arguments, or on its family, or None.
+    """The preset for an algorithm and an environment with these arguments, or for its family; None if there is none.
 
-    A preset is also for more arguments than its own (another `mode` of a game). It is not for other values of arguments
-    that make another task of the same id, which are those that any preset for it names: `continuous` of LunarLander.
+    A preset also applies if further arguments are given (another `mode` of a game). It does not apply if an argument
+    that selects a different task has another value. These are the arguments named in any preset of the id:
+    `continuous` of LunarLander.
 
     Example:
         >>> find_preset("ppo", "LunarLander-v3", {"gravity": -5.0}).name
@@ -137,13 +138,13 @@ def find_preset(algo: str, env_id: str, env_kwargs: Mapping[str, Any] | None = N
     """
     given = dict(env_kwargs or {})
     for_id = [preset for preset in presets().values() if preset.is_for(env_id)]
-    # how it is rendered makes another task only for those that learn from what is rendered: they have to be told to
+    # render_mode changes the task only for agents that learn from pixels, which is set explicitly
     telling = {key for preset in for_id for key in preset.env_kwargs} - {"render_mode"}
 
     def fits(preset: Preset) -> bool:
         own = preset.env_kwargs
         extends = all(key in given and given[key] == value for key, value in own.items())
-        same_task = all((given.get(key) or None) == (own.get(key) or None) for key in telling)  # false: not given
+        same_task = all((given.get(key) or None) == (own.get(key) or None) for key in telling)  # False equals not given
         return extends and same_task and is_atari(env_id, given) == is_atari(env_id, own)
 
     found = [preset for preset in for_id if preset.algo == algo and fits(preset)]
@@ -151,7 +152,7 @@ def find_preset(algo: str, env_id: str, env_kwargs: Mapping[str, Any] | None = N
 
 
 def get_preset(name: str) -> Preset:
-    """The preset with that name; the error names the nearest one."""
+    """The preset with that name; the error suggests the closest name."""
     known = presets()
     if name not in known:
         near = difflib.get_close_matches(name.lower(), known, n=1)
@@ -161,7 +162,7 @@ def get_preset(name: str) -> Preset:
 
 
 def resolve_with_preset(layers: Sequence[Layer], *, combinations: bool = True) -> tuple[TrainConfig, Preset | None]:
-    """Defaults < preset < layers, where the layers say which preset it is. See `resolve`."""
+    """Merge defaults < preset < layers; the layers determine the preset. See `resolve`."""
     said: dict[str, Any] = {}
     for layer in layers:
         said.update({key: layer.data[key] for key in ("algo", "env_id", "env_kwargs") if key in layer.data})

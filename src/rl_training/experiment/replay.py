@@ -1,4 +1,4 @@
-"""Replay saved and loaded on its own, apart from the agent that collected it."""
+"""Save and load a replay buffer separately from the agent that collected it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rl_training.experiment.metadata import collect_metadata
 
 
 def save_replay(path: Path, buffer: ReplayBuffer, config: dict[str, Any]) -> Path:
-    """Write a buffer as a directory of the same kind as a checkpoint; `config` says what collected it."""
+    """Write a buffer in the checkpoint format; `config` records how it was collected."""
     return save_checkpoint(path, {"replay": buffer.state_dict()}, config, collect_metadata())
 
 
 def read_replay(path: Path, spec: EnvSpec, capacity: int | None = None, num_envs: int | None = None) -> ReplayBuffer:
-    """A buffer with what was saved, by default just large enough for it.
+    """A buffer with the saved transitions, by default just large enough for them.
 
-    Episodes that were in flight when it was saved count as truncated there.
+    Episodes that were unfinished when it was saved count as truncated.
     """
     checkpoint = load_checkpoint(path)
     try:

@@ -1,4 +1,4 @@
-"""From files back to a live experiment: loading, what may change on a resume, and starting from trained weights."""
+"""Restore an experiment from files: loading, settings that may change on a resume, starting from trained weights."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MAY_CHANGE = frozenset(
     | {"checkpoint_keep", "checkpoint_best", "video_every", "log_every", "tensorboard", "wandb", "mlflow", "loggers"}
     | {"init_from"}
 )
-"""Settings that a resumed run may have otherwise than before."""
+"""Settings that may change when a run is resumed."""
 
 SAME_BITS = frozenset({"system", "c_compiler"})
-"""Facts about a machine that no bits depend on: what is compiled gives those that torch gives."""
+"""Machine properties that do not affect results: compiled functions give the same bits as torch."""
 
 
 def load_experiment(
@@ -40,12 +40,12 @@ def load_experiment(
     config: TrainConfig | None = None,
     learner_only: bool = False,
 ) -> tuple[Experiment, Checkpoint]:
-    """The experiment that a checkpoint (or a run's newest one) holds, restored.
+    """Restore the experiment from a checkpoint, or from a run's newest one.
 
-    In an environment that is given, new episodes begin: it may be another one, or another number of them. A `config`
-    that is given is used instead of the checkpoint's, which may differ only in what a resume may change. With
-    `learner_only`, the replay and the episodes in flight are left out. If only these are damaged, the experiment is
-    restored without them and says so in `damage`.
+    If an environment is given, new episodes begin in it; it may differ from the original one, also in number. A given
+    `config` replaces the checkpoint's and may differ only in what a resume may change. With `learner_only`, the replay
+    and unfinished episodes are not restored. If only these are damaged, the experiment is restored without them and
+    `damage` says so.
     """
     try:
         return _load_experiment(path, env, eval_env, trust, config, learner_only)
@@ -72,7 +72,7 @@ def _load_experiment(
     checkpoint = find_checkpoint(path, learner_only=learner_only)
     require_environment(checkpoint, env)
     if config is None:
-        off = {} if trust else dict.fromkeys(NETWORK_LOGGERS, False)  # acting needs none of them
+        off = {} if trust else dict.fromkeys(NETWORK_LOGGERS, False)  # not needed for acting
         config = config_of(checkpoint, trust=trust or env is not None, **off)
     else:
         refuse_changes(checkpoint, config)
@@ -86,7 +86,7 @@ def _load_experiment(
 
 
 def config_of(checkpoint: Checkpoint, *, trust: bool, **changes: Any) -> TrainConfig:
-    """The config that a checkpoint was written with, with changes."""
+    """The config stored in a checkpoint, with changes applied."""
     require_plugins(checkpoint.metadata, str(checkpoint.path))
     saved = Layer(checkpoint.config, str(checkpoint.path / CONFIG), trusted=trust)
     return resolve([saved, Layer(changes, "changes")])
@@ -95,7 +95,7 @@ def config_of(checkpoint: Checkpoint, *, trust: bool, **changes: Any) -> TrainCo
 def restore(
     experiment: Experiment, checkpoint: Checkpoint, *, in_flight: bool = True, learner_only: bool = False
 ) -> None:
-    """Put a checkpoint's state into an experiment; one that does not fit is an error that names the checkpoint."""
+    """Load a checkpoint's state into an experiment; if it does not fit, the error names the checkpoint."""
     config = experiment.config
     with _naming(checkpoint, f"does not fit {config.algo} on {config.env_id}"):
         state = dict(checkpoint.state)
@@ -112,7 +112,7 @@ def restore(
 
 
 def _completed(experiment: Experiment, state: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint of weights alone, with everything else as in a new run: optimizer, random streams, no replay."""
+    """Complete a weights-only checkpoint as for a new run: new optimizer and random generators, no replay."""
     check_keys("an agent without its training", ("algorithm", "collector", "progress"), state)
     _start_from(experiment, state)
     new = experiment.trainer.state_dict()
@@ -121,7 +121,7 @@ def _completed(experiment: Experiment, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_observation(obs: ArrayObservation | None, experiment: Experiment) -> None:
-    """The last observation is what the environment's space says, or there is none."""
+    """Check that the last observation is in the environment's observation space, or is None."""
     space, num_envs = experiment.spec.observation_space, experiment.trainer.collector.env.num_envs
     if obs is None:
         return
@@ -137,7 +137,7 @@ def _check_observation(obs: ArrayObservation | None, experiment: Experiment) -> 
 
 
 def initialize(experiment: Experiment, path: Path) -> None:
-    """Start from the weights and the normalisation of a trained agent; everything else is as in a new run."""
+    """Start from the weights and normalisation statistics of a trained agent; everything else is as in a new run."""
     checkpoint = find_checkpoint(path, learner_only=True)
     with _naming(checkpoint, "cannot be started from"):
         _start_from(experiment, checkpoint.state)
@@ -156,7 +156,7 @@ def _start_from(experiment: Experiment, state: dict[str, Any]) -> None:
 
 
 class _naming:  # noqa: N801 - used like a function
-    """Turns whatever a state that does not fit raises into a `CheckpointError` that names the checkpoint."""
+    """Converts any exception from a state that does not fit into a `CheckpointError` that names the checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint, problem: str) -> None:
         self.text = f"{checkpoint.path}: {problem}"
@@ -171,7 +171,7 @@ class _naming:  # noqa: N801 - used like a function
 
 
 def require_environment(checkpoint: Checkpoint, env: EnvLike | None) -> None:
-    """Say why an environment that was an object cannot be made again from files."""
+    """Raise an error if the environment was a Python object, which cannot be recreated from files."""
     about = checkpoint.metadata.get("environment")
     if env is None and isinstance(about, Mapping) and about.get("source") == "object":
         raise ConfigError(
@@ -182,8 +182,8 @@ def require_environment(checkpoint: Checkpoint, env: EnvLike | None) -> None:
 
 
 def refuse_changes(checkpoint: Checkpoint, config: TrainConfig) -> None:
-    """A run goes on as what it was: other settings than those in `MAY_CHANGE` are refused, all at once."""
-    # as this version understands it: settings that are newer than the checkpoint have their defaults
+    """Refuse to resume with changed settings other than those in `MAY_CHANGE`; all are reported together."""
+    # parsed by this version: settings newer than the checkpoint have their defaults
     before = dict(_leaves(config_of(checkpoint, trust=True).to_dict()))
     after = dict(_leaves(config.to_dict()))
     problems = [
@@ -199,15 +199,15 @@ def refuse_changes(checkpoint: Checkpoint, config: TrainConfig) -> None:
 
 
 def refuse_edits(config: TrainConfig, where: Path, history: Any, given: Collection[str] = ()) -> None:
-    """A run's config.yaml says how it was started last: settings are changed by giving them to `resume`.
+    """Refuse an edited config.yaml: it records the last start; settings are changed by passing them to `resume`.
 
-    `history` is that of the run's metadata; `given` are the settings that this resume changes.
+    `history` is from the run's metadata; `given` are the settings that this resume changes.
     """
     starts = [entry for entry in history if isinstance(entry, Mapping)] if isinstance(history, list) else []
     values = changeable(config)
     problems = []
     for name in sorted(values.keys() - set(given)):
-        # the last two: a process may have been killed between its entry in the history and its config.yaml
+        # the last two: a process may be killed between writing its history entry and its config.yaml
         began = [start[name] for start in map(_settings_of, starts[-2:]) if name in start]
         if began and values[name] not in began:
             problems.append(
@@ -219,12 +219,12 @@ def refuse_edits(config: TrainConfig, where: Path, history: Any, given: Collecti
 
 
 def changeable(config: TrainConfig) -> dict[str, Any]:
-    """The settings that a resumed run may have otherwise than before, apart from where things lie."""
+    """The settings that may change on a resume, except paths."""
     return {name: value for name, value in config.to_dict().items() if name in MAY_CHANGE - {"output_dir", "init_from"}}
 
 
 def _settings_of(start: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How a run was started, as far as its history says so; older versions wrote only the number of steps."""
+    """The settings recorded for one start of a run; older versions recorded only the number of steps."""
     settings = start.get("settings")
     return settings if isinstance(settings, Mapping) else {k: v for k, v in start.items() if k == "total_timesteps"}
 
@@ -238,7 +238,7 @@ def _leaves(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differing_machine(before: Mapping[str, Any], device: str) -> str | None:
-    """What differs between the machine a run was on and this one, in things that bits depend on."""
+    """The differences between the run's previous machine and this one that affect results; None if there are none."""
     now = collect_metadata(device)
     changes = changed_plugins(before)
     for group in ("versions", "hardware"):

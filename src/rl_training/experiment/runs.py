@@ -1,4 +1,4 @@
-"""Run directories: where everything about one run is written."""
+"""Run directories: all files of one run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EVALUATIONS, METRICS = "evaluations.json", "metrics.jsonl"
 
 
 def make_run_dir(cfg: TrainConfig) -> Path:
-    """Make `<output_dir>/<algo>__<env>__seed<k>__<utc stamp>/`; two runs never get the same one."""
+    """Create `<output_dir>/<algo>__<env>__seed<k>__<utc stamp>/`; never shared by two runs."""
     stamp = utc_now().strftime("%Y%m%d-%H%M%S")
     name = f"{safe_name(cfg.algo)}__{safe_name(cfg.env_id)}__seed{cfg.seed}__{stamp}"
     try:
@@ -58,12 +58,12 @@ def make_run_dir(cfg: TrainConfig) -> Path:
 
 @dataclass
 class RunDirectory:
-    """The files of one run."""
+    """The directory of one run."""
 
     path: Path
 
     def join(self, env_steps: int) -> None:
-        """Make the directory, or refuse one with a run that is further than this many steps: it is another's."""
+        """Create the directory; refuse one that holds a run with more steps than this, as it belongs to another run."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             refuse_links(self._places(), within=self.path)
@@ -77,13 +77,13 @@ class RunDirectory:
             )
 
     def _places(self) -> Iterator[Path]:
-        """Everything that is read or written in a run directory."""
+        """All paths that are read or written in a run directory."""
         for name in (CONFIG, METADATA, COMMAND, EVALUATIONS, METRICS, LOCK, "checkpoints", "tensorboard", "videos"):
             yield self.path / name
         yield from (self.path / "checkpoints").glob("*")
 
     def require(self) -> None:
-        """Refuse a directory that is not a run's, whose parts lie elsewhere, or whose plug-ins are not installed."""
+        """Refuse a directory that is not a run, has parts elsewhere, or needs plug-ins that are not installed."""
         if not os.path.isfile(self.path / CONFIG):
             raise CheckpointError(f"{self.path} is not a run directory: it has no {CONFIG}")
         if os.path.isfile(self.path / METADATA):
@@ -91,7 +91,7 @@ class RunDirectory:
         refuse_links(self._places(), within=self.path)
 
     def recover(self) -> None:
-        """Clear up after a process that was killed while it wrote here; for the process that holds the lock."""
+        """Clean up after a process that was killed while writing here; the caller must hold the lock."""
         recover_checkpoints(self.path / "checkpoints")
         for left in leftovers(self.path).values():
             for path in left:
@@ -99,9 +99,9 @@ class RunDirectory:
                     path.unlink()
 
     def rewind(self, env_steps: int, *, again: bool = False) -> None:
-        """Drop what a run wrote beyond the checkpoint that it goes on from: it will write it again.
+        """Drop what a run wrote after the checkpoint it is resumed from; it will be written again.
 
-        With `again`, also what it wrote at that step: its evaluation was stopped there and is made again.
+        With `again`, also drop the entries at that step: its evaluation was interrupted and is repeated.
         """
         last = env_steps - 1 if again else env_steps
         rewind_metrics(self.path / METRICS, last)
@@ -122,9 +122,9 @@ class RunDirectory:
         learner_only: bool = False,
         **facts: Any,
     ) -> None:
-        """Write what is known at the start, be it the first one or a resume from a later step.
+        """Write config and metadata at the first start or a resume.
 
-        `settings` are those that a resume may change; the history has them for every start.
+        `settings` are those that a resume may change; the history records them for every start.
         """
         append_line(self.path / COMMAND, command_line())
         before = self.metadata() if (self.path / METADATA).exists() else {}
@@ -148,19 +148,19 @@ class RunDirectory:
         write_text(self.path / CONFIG, config.to_yaml())
 
     def update(self, **changes: Any) -> None:
-        """Change entries of the metadata."""
+        """Change metadata entries."""
         write_json(self.path / METADATA, {**self.metadata(), **changes})
 
     def metadata(self) -> dict[str, Any]:
-        """The metadata as written."""
+        """The metadata as stored."""
         return read_mapping(self.path / METADATA)
 
     def run_id(self) -> str:
-        """The name under which other services know the run."""
+        """The id under which external loggers know the run."""
         return safe_name(str(self.metadata().get("run_id")))
 
     def status(self) -> str:
-        """running, finished, stopped or failed; `interrupted` if the process is gone without having said so."""
+        """running, finished, stopped or failed; `interrupted` if the process died without writing a status."""
         data = self.metadata()
         status = str(data.get("status", "unknown"))
         if status == "running" and data.get("host") == socket.gethostname() and not _runs(data.get("pid")):
@@ -168,7 +168,7 @@ class RunDirectory:
         return status
 
     def env_steps(self) -> int:
-        """Steps so far: of the end of the run, or of its newest checkpoint while it runs or if it was killed."""
+        """Steps so far: at the end of the run, or of its newest checkpoint if it is running or was killed."""
         steps = [int(path.name[5:]) for path in checkpoints_of(self.path)]
         written = self.metadata().get("env_steps", 0)
         if type(written) is not int:
@@ -193,11 +193,11 @@ class RunDirectory:
         return max((float(entry["mean"]) for entry in during or entries), default=None)
 
     def add_evaluation(self, env_steps: int, result: EvaluationResult, **extra: Any) -> None:
-        """Append an evaluation; the final one of a step takes the place of an earlier final one."""
+        """Append an evaluation; a final one replaces an earlier final one of the same step."""
         self.add_evaluations([_entry(env_steps, result, **extra)])
 
     def add_evaluations(self, entries: list[dict[str, Any]]) -> None:
-        """Append several at once, as `_entry` makes them."""
+        """Append several entries made by `_entry`."""
         finals = [entry["step"] for entry in entries if entry.get("final")]
         kept = [entry for entry in self.evaluations() if not (entry.get("final") and entry["step"] in finals)]
         write_json(self.path / EVALUATIONS, [*kept, *entries])
@@ -205,7 +205,7 @@ class RunDirectory:
 
 @dataclass
 class EvaluationLog(Callback):
-    """Writes evaluations.json. What a full disk does not take is written with the next one."""
+    """Writes evaluations.json. Entries that could not be written (full disk) are written with the next one."""
 
     transient: ClassVar[tuple[str, ...]] = ("waiting", "outage")
     run_dir: RunDirectory

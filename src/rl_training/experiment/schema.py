@@ -1,4 +1,4 @@
-"""Plain data to typed settings and back. Every problem is collected, none is raised alone."""
+"""Converts plain data to typed settings and back. All problems are collected and reported together."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rl_training.contracts.settings import range_problem
 from rl_training.contracts.state import MAX_NUMBER
 
 INVALID = object()
-"""Returned instead of a value that could not be converted; the problem has been noted."""
+"""Returned for a value that could not be converted; the problem has been noted."""
 
 
 _HINTS: dict[type[Any], dict[str, Any]] = {}
-"""Evaluating annotations is slow, and every field asks for them."""
+"""Cache of evaluated annotations: evaluating them is slow, and every field needs them."""
 
 
 def _hints(cls: type[Any]) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def _hints(cls: type[Any]) -> dict[str, Any]:
 
 
 def unknown_key(where: str, key: str, accepted: Iterable[str]) -> str:
-    """One sentence about a key that does not exist."""
+    """The error message for an unknown key."""
     names = sorted(accepted)
     near = difflib.get_close_matches(str(key), names, n=1)
     hint = f"Did you mean '{near[0]}'?" if near else f"Accepted: {', '.join(names)}."
@@ -40,7 +40,7 @@ def unknown_key(where: str, key: str, accepted: Iterable[str]) -> str:
 
 
 def convert_fields(cls: type[Any], data: Mapping[str, Any], where: str, problems: list[str]) -> dict[str, Any]:
-    """The known, well-typed entries of `data` for a dataclass; notes everything else as a problem."""
+    """The known, well-typed entries of `data` for a dataclass; everything else is noted as a problem."""
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     hints = _hints(cls)
     converted: dict[str, Any] = {}
@@ -64,14 +64,14 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def is_section(value: Any) -> bool:
-    """Whether a value is a dataclass of settings. A schedule is one value, although it has parts."""
+    """Whether a value is a dataclass of settings. A schedule counts as one value, although it has fields."""
     return dataclasses.is_dataclass(value) and not isinstance(value, (type, Schedule))
 
 
 def _completed(value: Any, default: Any) -> Any:
-    """A section of which a part is written, with the rest as the setting's own default has it.
+    """Complete a partially given section from the setting's default.
 
-    The default of a section's class is another: A2C's optimizer is RMSprop, and stays that if only its `eps` is said.
+    That default may differ from the section class's: A2C's optimizer stays RMSprop if only its `eps` is given.
     """
     if not isinstance(value, Mapping) or not is_section(default):
         return value
@@ -80,9 +80,9 @@ def _completed(value: Any, default: Any) -> Any:
 
 
 def valid_part(cls: type[Any], data: Mapping[str, Any], where: str, problems: list[str]) -> dict[str, Any]:
-    """The known, well-typed entries of `data` as plain data, section by section; notes everything else as a problem.
+    """The known, well-typed entries of `data` as plain data, section by section; everything else is noted as a problem.
 
-    Sections may be incomplete, so whether their settings go together is not asked.
+    Sections may be incomplete, so combinations of settings are not checked.
     """
     hints = _hints(cls)
     valid: dict[str, Any] = {}
@@ -96,7 +96,7 @@ def valid_part(cls: type[Any], data: Mapping[str, Any], where: str, problems: li
 
 
 def build(cls: type[Any], data: Any, where: str, problems: list[str]) -> Any:
-    """An instance of a dataclass from a mapping (or an instance, whose fields are checked again)."""
+    """Build a dataclass from a mapping (or from an instance, whose fields are checked again)."""
     if isinstance(data, cls):
         data = {field.name: getattr(data, field.name) for field in dataclasses.fields(data) if field.init}
     if not isinstance(data, Mapping):
@@ -125,7 +125,7 @@ def build(cls: type[Any], data: Any, where: str, problems: list[str]) -> Any:
 
 
 def convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
-    """`value` as the type that `hint` asks for, or INVALID with a problem noted."""
+    """Convert `value` to the type `hint`; INVALID if that fails, with the problem noted."""
     if isinstance(value, np.generic):
         value = value.item()
     origin, args = get_origin(hint), get_args(hint)
@@ -212,7 +212,7 @@ def _convert_sequence(origin: Any, args: tuple[Any, ...], value: Any, where: str
 
 
 def plain(value: Any, where: str, problems: list[str]) -> Any:
-    """Data that YAML can hold: numbers, strings, booleans, none, lists and mappings. Tuples become lists."""
+    """Convert to data that YAML can hold: numbers, strings, booleans, none, lists and mappings. Tuples become lists."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -245,7 +245,7 @@ def _check_range(field: dataclasses.Field[Any], value: Any, where: str, problems
     found: list[str] = []
     if isinstance(value, Schedule):
         corners = [0.0, 1.0] if not isinstance(value, Piecewise) else [fraction for fraction, _ in value.points]
-        # a schedule may reach the open bound (a learning rate may fade to zero)
+        # a schedule may reach the open bound (a learning rate may decay to zero)
         wrong = [v for v in map(value.value, corners) if range_problem(field, v) and v != field.metadata.get("gt")]
         found += [f"{where}: {range_problem(field, number)}, got {number} from {value}" for number in wrong[:1]]
     else:
@@ -257,7 +257,7 @@ def _check_range(field: dataclasses.Field[Any], value: Any, where: str, problems
 
 
 def _is_control(character: str) -> bool:
-    """Whether a terminal would act on it; such text is shown in help and tables."""
+    """Whether a terminal would interpret a character; setting values are shown in help and tables."""
     return unicodedata.category(character) == "Cc" and character not in "\n\t"
 
 

@@ -1,8 +1,8 @@
-"""YAML as people write it: safe, `1e-3` and `100_000` are numbers, duplicate keys are errors, strings stay strings.
+"""YAML: safe, `1e-3` and `100_000` are numbers, duplicate keys are errors, strings stay strings.
 
-PyYAML follows YAML 1.1, where `1e-3` is a string, `on` a boolean and `1:30` ninety. The same rules are given to the
-loader and to the dumper, so that what is written is read back as it was. Aliases are refused: a few lines of them can
-stand for more data than there is memory.
+PyYAML follows YAML 1.1, where `1e-3` is a string, `on` a boolean and `1:30` ninety. Loader and dumper use the same
+rules, so that a written value is read back unchanged. Aliases are refused: a few lines of them can expand to more data
+than fits into memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.files import read_text
 
 MAX_DEPTH = 50
-"""How deeply a file may be nested."""
+"""Maximum nesting depth of a file."""
 
 _RULES = (
     ("tag:yaml.org,2002:bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
@@ -25,7 +25,7 @@ _RULES = (
     ("tag:yaml.org,2002:int", r"^[-+]?(?:0|[1-9][0-9_]*)$", "-+0123456789"),
     (
         "tag:yaml.org,2002:float",
-        # after each character only one way to go on, so that a long text takes no longer than its length
+        # each character allows only one continuation, so that matching takes linear time
         r"^(?:[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?"
         r"|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN))$",
         "-+0123456789.",
@@ -38,7 +38,7 @@ class _Loader(yaml.SafeLoader):
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Refuse what is harmless in a small file only."""
+        """Refuse aliases and deep nesting, which a small file can use to exhaust memory or the stack."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
             reason = f"'*{event.anchor}' is an alias, and aliases are not accepted: write the value out"
@@ -84,7 +84,7 @@ def parse_yaml(text: str, source: str) -> Any:
     """Plain data from YAML text; errors name the source and the line."""
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of the safe loader
-    except Exception as error:  # PyYAML raises whatever an odd value raises
+    except Exception as error:  # PyYAML raises arbitrary exceptions for malformed values
         kind = "" if isinstance(error, yaml.YAMLError) else f"{type(error).__name__}: "
         reason = kind + " ".join(str(error).split()).replace(' in "<unicode string>",', " at")
         raise ConfigError(f"{source}: not valid YAML: {reason}") from error

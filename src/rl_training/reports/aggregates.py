@@ -1,4 +1,4 @@
-"""A suite's results as a whole: normalised scores of each algorithm, and which is likely to do better than which."""
+"""Aggregate results of a suite: normalised scores per algorithm, and probabilities of improvement."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rl_training.zoo.manifest import Manifest, RunResult, TaskResult
 from rl_training.zoo.suites import flat_settings, plain_text
 
 PLACE = {"env_id", "env_kwargs", "total_timesteps"}
-"""Settings that say where and how long an algorithm is trained; others make another algorithm of it."""
+"""Settings that define the task and its length; a change in any other defines a different competitor."""
 GRID = 21
-"""Points at which curves are estimated."""
+"""Number of points at which curves are estimated."""
 NORMALIZED = "normalised return, IQM"
 
 Run = list[tuple[float, float]]
@@ -26,7 +26,7 @@ Run = list[tuple[float, float]]
 
 @dataclass
 class Competitor:
-    """An algorithm, perhaps with settings that make another of it, and its task on each environment."""
+    """An algorithm, possibly with changed settings, and its task in each environment."""
 
     label: str
     algo: str
@@ -34,7 +34,7 @@ class Competitor:
     tasks: dict[str, TaskResult] = field(default_factory=dict)
 
     def scores(self, place: str) -> list[float]:
-        """Normalised scores of its seeds on an environment."""
+        """Normalised scores of its seeds in an environment."""
         task = self.tasks[place]
         return [task.normalization.score(score) for score in task.scores()]
 
@@ -44,11 +44,11 @@ class Competitor:
 
     @property
     def num_runs(self) -> int:
-        """Runs behind it."""
+        """The number of runs."""
         return sum(len(task.scores()) for task in self.tasks.values())
 
     def against(self, other: Competitor) -> Estimate | None:
-        """The probability that it does better than another one, on the environments that both were trained on."""
+        """The probability of improvement over another competitor, in the environments that both were trained in."""
         shared = [place for place in self.tasks if place in other.tasks]
         if not shared:
             return None
@@ -58,7 +58,7 @@ class Competitor:
 
 
 def competitors(manifest: Manifest) -> list[Competitor]:
-    """The algorithms of a suite. Of several tasks on one environment the first counts."""
+    """The competitors of a suite. Of several tasks in one environment, the first counts."""
     found: dict[str, Competitor] = {}
     for task in manifest.tasks:
         spec = registry().get(task.algo)
@@ -78,12 +78,12 @@ def place_of(task: TaskResult) -> str:
 
 
 def has_curves(manifest: Manifest) -> bool:
-    """Whether there is anything to draw."""
+    """Whether there are any curves to draw."""
     return any(curves_of(task)[0] for entry in competitors(manifest) if entry.is_plain for task in entry.tasks.values())
 
 
 def learning_panels(manifest: Manifest) -> list[Panel]:
-    """The sample-efficiency curves of a suite: one panel for each environment, and one over all of them."""
+    """The sample-efficiency curves of a suite: one panel per environment, and one aggregated over all."""
     plain = [entry for entry in competitors(manifest) if entry.is_plain]
     panels = []
     for place in sorted({place for entry in plain for place in entry.tasks}):
@@ -95,7 +95,7 @@ def learning_panels(manifest: Manifest) -> list[Panel]:
 
 
 def overall_panel(found: Sequence[Competitor]) -> Panel:
-    """The normalised scores of all runs on all environments, over the share of the training."""
+    """The normalised scores of all runs in all environments, over the fraction of training."""
     curves = []
     for entry in found:
         tasks, all_evaluated = [], True
@@ -111,7 +111,7 @@ def overall_panel(found: Sequence[Competitor]) -> Panel:
 
 
 def _curve(label: str, tasks: Sequence[Sequence[Run]], evaluated: bool) -> Curve:
-    """The interquartile mean over runs, over the stretch that all of them cover."""
+    """The interquartile mean over runs, on the interval that all of them cover."""
     runs = [run for runs in tasks for run in runs]
     points = np.linspace(max(run[0][0] for run in runs), min(run[-1][0] for run in runs), GRID)
     counts = np.full(GRID, len(runs))
@@ -119,7 +119,7 @@ def _curve(label: str, tasks: Sequence[Sequence[Run]], evaluated: bool) -> Curve
 
 
 def curves_of(task: TaskResult) -> tuple[list[Run], bool]:
-    """The curves of a task's runs, from evaluations where all have them, else from training episodes."""
+    """The curves of a task's runs: from evaluations if all runs have them, otherwise from training episodes."""
     evaluated = all(run.evaluations for run in task.runs)
     runs = [_evaluations(run) if evaluated else _training_returns(run) for run in task.runs]
     return [run for run in runs if len(run) > 1], evaluated

@@ -1,4 +1,4 @@
-"""What a benchmark measured, for its page: scores of each task, normalised scores over all, and who does better."""
+"""Benchmark sections of a report: scores per task, aggregate normalised scores, probabilities of improvement."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BETTER_NOTE = (
 
 
 def benchmark_parts(page: Page, manifest: Manifest) -> list[Html]:
-    """Tables of what was reached, and the normalised sample-efficiency curves."""
+    """Result tables and normalised sample-efficiency curves."""
     found = competitors(manifest)
     parts = [_soft(TASKS_NOTE), _tasks(manifest)]
     if found:

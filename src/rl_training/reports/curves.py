@@ -19,22 +19,22 @@ from rl_training.reports.statistics import Floats, interquartile_mean, interval
 Average = Literal["mean", "iqm"]
 
 GRID_POINTS = 500
-"""The most points of an averaged curve whose runs were not measured at the same steps."""
+"""Maximum number of points of an averaged curve whose runs were measured at different steps."""
 
 _TASK = {"algo", "env_id", "env_kwargs", "wrappers"}
-"""Settings that decide which panel and which algorithm a run belongs to."""
+"""Settings that determine the panel and the algorithm of a run."""
 _BOOKKEEPING = (MAY_CHANGE | {"seed"}) - {"total_timesteps", "init_from", "eval_deterministic", "eval_epsilon"}
-"""Settings in which runs of one curve may differ, whatever they are."""
+"""Settings that may differ between runs of one curve."""
 
 
 def require_plot() -> None:
-    """Refuse before any work is done if pictures cannot be drawn."""
+    """Raise an error before any work if the plotting packages are not installed."""
     if any(find_spec(module) is None for module in ("matplotlib", "scipy", "plotly", "pyarrow")):
         raise MissingExtraError("drawing curves", "plot")
 
 
 def label_runs(runs: Sequence[RunRecord]) -> list[str]:
-    """For each run its algorithm, and the settings that tell it from others of that algorithm on that environment."""
+    """For each run, its algorithm and the settings that distinguish it from other runs in the same environment."""
     compared = [_compared(run) for run in runs]
     labels = []
     for run, own in zip(runs, compared, strict=True):
@@ -51,59 +51,59 @@ def label_runs(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _compared(run: RunRecord) -> dict[str, Any]:
-    """The settings that decide what a run's result is a sample of."""
+    """The settings that determine the distribution of a run's result."""
     found = {
         name: value for name, value in leaves(run.config).items() if name.partition(".")[0] not in _BOOKKEEPING | _TASK
     }
-    found["init_from"] = found.get("init_from") is not None  # each seed may have a checkpoint of its own
+    found["init_from"] = found.get("init_from") is not None  # each seed may start from its own checkpoint
     if not any(isinstance(value, dict) and "schedule" in value for value in found.values()):
-        found.pop("total_timesteps", None)  # no horizon depends on it: a longer run is the same, only longer
+        found.pop("total_timesteps", None)  # no schedule depends on it: a longer run only has more steps
     return found
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The average of a metric over the runs of one algorithm, on one environment or on all of a suite."""
+    """The average of a metric over the runs of one algorithm, in one environment or in all of a suite."""
 
     label: str
     steps: Floats
-    """Where the points are: environment steps, or the share of the training (see `Panel.in_steps`)."""
+    """The x values: environment steps, or the fraction of training (see `Panel.in_steps`)."""
     center: Floats
     low: Floats
-    """Lower end of the confidence band; NaN where there are fewer than two runs."""
+    """Lower end of the confidence band; NaN if there are fewer than two runs."""
     high: Floats
     counts: NDArray[np.int64]
-    """How many runs each point is the average of: some may end before others."""
+    """The number of runs averaged at each point: some runs may end earlier."""
     num_runs: int
     runs: tuple[RunRecord, ...] = ()
-    """The files behind it; none if it comes from a manifest."""
+    """The runs behind it; empty if it comes from a manifest."""
     evaluated: bool = True
-    """Else it shows returns of training episodes where others show evaluations, and is dashed."""
+    """Whether it shows evaluations; if not, it shows training returns beside evaluated curves, and is dashed."""
 
     @property
     def solid(self) -> NDArray[np.bool_]:
-        """The points that are not dashed: evaluations that all runs have."""
+        """Which points are drawn solid: evaluations that all runs have."""
         found: NDArray[np.bool_] = (self.counts == self.num_runs) & self.evaluated
         return found
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One diagram: all curves of one environment, or of all environments of a suite together."""
+    """One chart: all curves of one environment, or aggregated over a suite."""
 
     title: str
     metric: str
     curves: tuple[Curve, ...]
     in_steps: bool = True
-    """Else over the share of the training."""
+    """Whether the x axis shows steps; otherwise the fraction of training."""
 
 
 def make_panels(
     runs: Sequence[RunRecord], *, metric: str | None = None, smooth: float = 0.0, average: Average = "mean"
 ) -> tuple[list[Panel], list[str]]:
-    """One panel for each environment, one curve for each label; and notes on runs that are not in them.
+    """One panel per environment, one curve per label; and notes on runs that are left out.
 
-    Without a metric, evaluations are drawn where an environment has any two of one run, else training returns.
+    Without a metric, an environment shows evaluations if any of its runs has at least two, otherwise training returns.
     """
     if not 0 <= smooth < 1:
         raise ConfigError(f"smooth: must be at least 0 and less than 1, got {smooth:g}")
@@ -145,7 +145,7 @@ def _unknown_metric(metric: str, runs: Sequence[RunRecord]) -> str:
 
 
 def _one_per_seed(runs: Sequence[RunRecord], problems: list[str]) -> list[RunRecord]:
-    """Of runs with equal settings and seed, the one that came furthest: repeating a seed is no further evidence."""
+    """Of runs with equal settings and seed, the one with the most steps: repeating a seed adds no information."""
     ordered = sorted(runs, key=lambda run: (run.env_steps, str(run.metadata.get("created")), run.name))
     kept = {repr(run.seed): run for run in ordered}
     counts = Counter(repr(run.seed) for run in runs)
@@ -158,7 +158,7 @@ def _one_per_seed(runs: Sequence[RunRecord], problems: list[str]) -> list[RunRec
 
 
 def _ends(curve: Curve) -> list[str]:
-    """A sentence if the average is over fewer seeds towards its end."""
+    """A note if the average covers fewer seeds towards its end."""
     number = curve.num_runs
     if curve.counts.min() == number:
         return []
@@ -175,7 +175,7 @@ def _curve(label: str, runs: Sequence[RunRecord], metric: str, smooth: float, av
     statistic = np.mean if average == "mean" else interquartile_mean
     center, low, high = (np.full(len(grid), np.nan) for _ in range(3))
     present = ~np.isnan(values)
-    for pattern in np.unique(present, axis=1).T:  # stretches over which the same runs are there
+    for pattern in np.unique(present, axis=1).T:  # intervals covered by the same runs
         columns = (present == pattern[:, None]).all(axis=0)
         if pattern.any():
             center[columns], low[columns], high[columns] = interval([values[pattern][:, columns]], statistic)
@@ -185,7 +185,7 @@ def _curve(label: str, runs: Sequence[RunRecord], metric: str, smooth: float, av
 
 
 def smoothed(values: Floats, weight: float) -> Floats:
-    """Exponential moving average without bias at the start, as TensorBoard's slider has it."""
+    """Bias-corrected exponential moving average, like TensorBoard's smoothing."""
     if weight == 0:
         return values
     mean, out = 0.0, np.empty_like(values)
@@ -196,9 +196,9 @@ def smoothed(values: Floats, weight: float) -> Floats:
 
 
 def common_grid(steps: Sequence[Floats]) -> tuple[Floats, float]:
-    """Steps at which curves are compared, and how far beyond its ends a curve may be held.
+    """The steps at which curves are compared, and how far a curve may be extended beyond its ends.
 
-    If the runs were measured at the same steps, these; else evenly spaced ones, no denser than the densest run.
+    The steps of the runs if they are equal; otherwise evenly spaced steps, no denser than the densest run.
     """
     union = np.unique(np.concatenate(steps))
     longest = max(map(len, steps))
@@ -209,6 +209,6 @@ def common_grid(steps: Sequence[Floats]) -> tuple[Floats, float]:
 
 
 def sample(series: Series, grid: Floats, slack: float) -> Floats:
-    """Values of a series on a grid, linear in between; NaN before its beginning and after its end."""
+    """A series linearly interpolated onto a grid; NaN before its start and after its end."""
     outside = (grid < series.steps[0] - slack) | (grid > series.steps[-1] + slack)
     return np.where(outside, np.nan, np.interp(grid, series.steps, series.values))

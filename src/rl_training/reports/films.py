@@ -1,4 +1,4 @@
-"""Films for reports: those that a run has, or a new one of its best checkpoint."""
+"""Videos for reports: existing videos of a run, or a new one of its best checkpoint."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rl_training.experiment.files import open_file, refuse_links
 from rl_training.reports.records import RunRecord
 
 MAX_FILM, MAX_FILMS = 20_000_000, 60_000_000
-"""Bytes of one film in a page, and of all: pages that are larger open slowly or not at all."""
+"""Maximum bytes of one video in a page, and of all: larger pages open slowly or not at all."""
 
 
 @dataclass(frozen=True)
 class Film:
-    """An mp4 file and what it shows."""
+    """An mp4 file and its caption."""
 
     data: bytes
     caption: str
 
 
 def film_of_run(run: RunRecord, *, record: bool, trust: bool) -> tuple[Film | None, list[str]]:
-    """The newest film of a run; if it has none and `record`, a new one. And why there is none, in words."""
+    """The newest video of a run, or a new one if it has none and `record` is set; and reasons if there is none."""
     if record:
         require_video()
     problems: list[str] = []
@@ -32,7 +32,7 @@ def film_of_run(run: RunRecord, *, record: bool, trust: bool) -> tuple[Film | No
     if found is None and record:
         try:
             _record(run, trust)
-        except Exception as error:  # environments and drivers raise what they like, and the page is worth having anyway
+        except Exception as error:  # environments and drivers may raise anything; write the page anyway
             problems.append(f"{run.name}: could not be filmed: {type(error).__name__}: {error}")
         else:
             found = _newest(run, problems)
@@ -42,7 +42,7 @@ def film_of_run(run: RunRecord, *, record: bool, trust: bool) -> tuple[Film | No
 def films_of_suite(
     runs: Sequence[RunRecord], labels: Sequence[str], *, record: bool, trust: bool
 ) -> tuple[list[Film], list[str]]:
-    """One film for each algorithm on each environment, of its best run that has one."""
+    """One video per algorithm and environment, of the best run that has one."""
     if record:
         require_video()
     groups: dict[tuple[str, str], list[RunRecord]] = {}
@@ -91,7 +91,7 @@ def _newest(run: RunRecord, problems: list[str]) -> Film | None:
 
 
 def _record(run: RunRecord, trust: bool) -> None:
-    """One episode of the best checkpoint, or of the newest if that cannot be loaded, into the run's `videos`."""
+    """Record one episode of the best checkpoint, or of the newest as a fallback, into the run's `videos`."""
     from rl_training.api.agent import load
 
     refuse_links([run.path / "videos", run.path / "checkpoints"], within=run.path)

@@ -1,8 +1,7 @@
-"""HTML pages that are one file: style, scripts, data and films inside, nothing loaded from anywhere.
+"""Self-contained HTML pages: style, scripts, data and videos are inline, nothing is loaded.
 
-What comes out of files is escaped: `element` escapes every text it is given, and chart data is JSON without a `<`.
-Besides, the page forbids itself (Content-Security-Policy) any request, and every script but its own two, which it names
-by their hash.
+Content from files is escaped: `element` escapes all text, and chart data is JSON without `<`. In addition, the page's
+Content-Security-Policy forbids all requests, and all scripts except its own two, which it lists by hash.
 """
 
 from __future__ import annotations
@@ -22,41 +21,41 @@ COLORS = (
     *("#2f7fc1", "#d9722b", "#2f9e6b", "#c2508f", "#8a6fd1", "#b08c1e", "#3aa0a8", "#c9504a", "#7b8794", "#6b9e2f"),
     *("#4a5fd0", "#a0522d", "#5f8f78", "#e58fa0", "#b07fd8", "#8f9e5a"),
 )
-"""Told apart on white and on dark ground; the first ten in this order by the colour-blind as well."""
+"""Distinguishable on light and dark backgrounds; the first ten, in this order, also for colour-blind readers."""
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """A string that is already HTML."""
 
 
 Content = Html | str | int | float | None
 
 
 def element(tag: str, *content: Content, **attributes: str | None) -> Html:
-    """An element with its content escaped; `class_` is `class`, and an attribute that is an empty text has no value."""
+    """An element with escaped content; `class_` means `class`, and an empty attribute has no value."""
     named = [(name.rstrip("_").replace("_", "-"), value) for name, value in attributes.items() if value is not None]
     inside = "".join(f' {name}="{html.escape(value)}"' if value else f" {name}" for name, value in named)
     return Html(f"<{tag}{inside}>{join(content)}</{tag}>")
 
 
 def join(content: Iterable[Content]) -> Html:
-    """Pieces one after another, escaped unless they are HTML."""
+    """Concatenate pieces, escaped unless they are HTML."""
     pieces = (part if isinstance(part, Html) else html.escape(str(part)) for part in content if part is not None)
     return Html("".join(pieces))
 
 
 def section(title: str, *content: Content, id_: str | None = None) -> Html:
-    """A part of the page with a heading."""
+    """A section with a heading."""
     return element("section", element("h2", title), *content, id_=id_)
 
 
 def fold(summary: str, *content: Content, open_: bool = False) -> Html:
-    """What can be folded away, and is unless `open_`."""
+    """A collapsible part, collapsed unless `open_`."""
     return element("details", element("summary", summary), *content, open_="" if open_ else None)
 
 
 def table(head: Sequence[Content], rows: Iterable[Sequence[Content]], *, numeric: Iterable[int] = ()) -> Html:
-    """A table that scrolls by itself where it is wider than the page."""
+    """A table that scrolls if it is wider than the page."""
     right = set(numeric)
 
     def cells(tag: str, row: Sequence[Content]) -> Html:
@@ -68,7 +67,7 @@ def table(head: Sequence[Content], rows: Iterable[Sequence[Content]], *, numeric
 
 
 def facts(entries: Mapping[str, Content]) -> Html:
-    """Names with their values."""
+    """A list of names and values."""
     rows = join(
         element("tr", element("th", name, scope="row"), element("td", value)) for name, value in entries.items()
     )
@@ -76,33 +75,33 @@ def facts(entries: Mapping[str, Content]) -> Html:
 
 
 def film(data: bytes, caption: str) -> Html:
-    """An mp4 file inside the page."""
+    """An inline mp4 video."""
     source = "data:video/mp4;base64," + base64.b64encode(data).decode("ascii")
     video = element("video", src=source, controls="", loop="", muted="", playsinline="")
     return element("figure", video, element("figcaption", caption))
 
 
 def plot_text(text: str) -> str:
-    """Text for plotly, which reads a little HTML in labels, links among it."""
+    """Escape text for plotly, which interprets some HTML in labels, including links."""
     return html.escape(clean(text), quote=False)
 
 
 @dataclass
 class Page:
-    """A page that is being put together: its parts, and the data of its charts."""
+    """A page under construction: its parts, and the data of its charts."""
 
     title: str
     parts: list[Html] = field(default_factory=list)
     charts: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, *parts: Html) -> None:
-        """Put parts at the end."""
+        """Append parts."""
         self.parts.extend(parts)
 
     def chart(
         self, title: str, traces: Sequence[Mapping[str, Any]], *, height: int, small: bool = False, **layout: Any
     ) -> Html:
-        """A chart, to be put where it belongs; data as plotly has it, without colours of the ground."""
+        """Create a chart element to be placed by the caller; data in plotly's format, without background colours."""
         name = f"chart-{len(self.charts)}"
         chart = {"id": name, "small": small, "traces": list(traces), "layout": {"height": height, **layout}}
         self.charts.append(chart)
@@ -110,7 +109,7 @@ class Page:
         return element("figure", element("figcaption", title, class_="over"), box)
 
     def render(self) -> str:
-        """The page as text."""
+        """The page as HTML text."""
         scripts = [_plotly(), _beside("page.js")] if self.charts else []
         hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts) or "'none'"
         policy = (
@@ -136,7 +135,7 @@ class Page:
 
 
 def safe_json(data: Any) -> str:
-    """JSON that may stand in a script element: nothing in it ends the element."""
+    """JSON that is safe inside a script element: nothing in it closes the element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -144,12 +143,12 @@ def safe_json(data: Any) -> str:
 def _plotly() -> str:
     from plotly.offline import get_plotlyjs
 
-    # A script is hashed as the browser reads it, with its line ends made one kind.
+    # browsers hash scripts with normalised line endings
     return str(get_plotlyjs()).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _beside(name: str) -> str:
-    """A file that is installed beside this module."""
+    """The text of a file beside this module."""
     return (resources.files("rl_training") / "reports" / name).read_text(encoding="utf-8")
 
 

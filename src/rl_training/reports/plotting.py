@@ -1,4 +1,4 @@
-"""Learning curves as pictures: PNG, SVG or PDF (matplotlib), and pages to look around in (plotly, inlined)."""
+"""Plots of learning curves: PNG, SVG or PDF (matplotlib), and interactive HTML pages (plotly, inlined)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".svg", ".pdf")
 SUFFIXES = (*PICTURES, ".html")
 CHART_POINTS = 1_000
-"""The most points of a line in a page: more cannot be seen, and make it slow."""
+"""Maximum number of points per line in a page: more are not visible, and slow it down."""
 
 _NAMES = {EVALUATION: "mean return of evaluations", ROLLOUT: "mean return of training episodes"}
 
 
 def outputs(path: Path) -> list[Path]:
-    """The files that `--output` asks for: the one it names, or without a suffix both a PNG and an HTML file."""
+    """The files that `--output` names: that file, or without a suffix both a PNG and an HTML file."""
     if path.is_dir():
         path = path / "curves"
     if path.suffix in SUFFIXES:
@@ -40,7 +40,7 @@ def outputs(path: Path) -> list[Path]:
 
 
 def write_plots(panels: Sequence[Panel], path: Path, *, smooth: float = 0.0, average: Average = "mean") -> list[Path]:
-    """Draw the panels into the files that `path` stands for (see `outputs`), and return these."""
+    """Draw the panels into the files for `path` (see `outputs`); returns the files."""
     written = outputs(path)
     for place in written:
         try:
@@ -55,25 +55,25 @@ def write_plots(panels: Sequence[Panel], path: Path, *, smooth: float = 0.0, ave
 
 
 def caption(smooth: float = 0.0, average: Average = "mean") -> str:
-    """What lines and bands mean, for below a picture."""
+    """The explanation of lines and bands below a plot."""
     line = {"mean": "mean", "iqm": "interquartile mean"}[average]
     text = f"Lines: {line} over seeds. Bands: {CONFIDENCE:.0%} bootstrap intervals; a single seed has none."
     return text + (f" Smoothed by {smooth:g}." if smooth else "")
 
 
 def metric_title(metric: str) -> str:
-    """A metric in words, where there are better ones than its name."""
+    """A readable title of a metric; by default its name."""
     return _NAMES.get(metric, metric)
 
 
 def legend(curve: Curve, panel: Panel) -> str:
-    """A curve's name, and how many seeds (or runs on several environments) it stands for."""
+    """A curve's name and its number of seeds (or of runs in several environments)."""
     number, word = curve.num_runs, "seed" if panel.in_steps else "run"
     return f"{curve.label} ({number} {word}{'s' if number > 1 else ''})"
 
 
 def color_of(panels: Iterable[Panel]) -> dict[str, str]:
-    """One colour for each label, the same in all panels."""
+    """One colour per label, the same in all panels."""
     labels = list(dict.fromkeys(curve.label for panel in panels for curve in panel.curves))
     return {label: COLORS[i % len(COLORS)] for i, label in enumerate(labels)}
 
@@ -84,17 +84,17 @@ def color_of(panels: Iterable[Panel]) -> dict[str, str]:
 
 
 def draw_figure(panels: Sequence[Panel], note: str, path: Path) -> None:
-    """A grid of panels in one picture."""
+    """Draw a grid of panels into one image file."""
     figure = panel_figure(panels, note)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of characters that the font does not have
+        warnings.simplefilter("ignore")  # about characters missing in the font
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def panel_figure(
     panels: Sequence[Panel], note: str = "", *, columns: int | None = None, one_legend: bool = False
 ) -> Figure:
-    """A grid of panels as a matplotlib figure, with a legend for each panel or one for all."""
+    """A grid of panels as a matplotlib figure, with a legend per panel or one for all."""
     from matplotlib.figure import Figure
 
     columns = columns or min(len(panels), max(2, math.ceil(math.sqrt(len(panels)))), 6)
@@ -140,7 +140,7 @@ def _draw_panel(ax: Any, panel: Panel, colors: dict[str, str]) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text that matplotlib shows as it is: no formulas, no line of its own for control characters, not too long."""
+    """Text that matplotlib shows literally: no formulas, no control characters, shortened."""
     shown = "".join(character if character.isprintable() else " " for character in clean(text)).lstrip("_")
     return (shown if len(shown) <= 90 else shown[:87] + "...").replace("$", r"\$")
 
@@ -151,7 +151,7 @@ def _plain(text: str) -> str:
 
 
 def curves_page(panels: Sequence[Panel], note: str) -> str:
-    """A page with a chart for each environment, and the last values as a table."""
+    """A page with a chart per environment, and a table of the last values."""
     page = Page("Learning curves")
     page.add(element("h1", "Learning curves"), element("p", note, class_="soft"))
     page.add(panel_charts(page, panels))
@@ -160,7 +160,7 @@ def curves_page(panels: Sequence[Panel], note: str) -> str:
 
 
 def panel_charts(page: Page, panels: Sequence[Panel]) -> Html:
-    """A chart for each panel; more than two of them side by side where there is room."""
+    """A chart per panel; more than two are placed side by side if there is space."""
     colors = color_of(panels)
     charts = [
         page.chart(
@@ -182,12 +182,12 @@ SHARE = {"title": {"text": "share of the training", "standoff": 6}, "hoverformat
 
 
 def x_title(panel: Panel) -> str:
-    """What the horizontal axis shows."""
+    """The title of the x axis."""
     return "environment steps" if panel.in_steps else "share of the training"
 
 
 def _band_traces(curve: Curve, color: str) -> list[dict[str, Any]]:
-    """A confidence band: two lines that are not seen, and what is between them."""
+    """A confidence band: two invisible lines with the area between them filled."""
     if np.isnan(curve.low).all():
         return []
     band = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
@@ -199,7 +199,7 @@ def _band_traces(curve: Curve, color: str) -> list[dict[str, Any]]:
 
 
 def _line_traces(curve: Curve, panel: Panel, color: str) -> list[dict[str, Any]]:
-    """The line, dashed if it is not of evaluations, and below it a dashed one that is seen where seeds are missing."""
+    """The line, dashed if it shows no evaluations, and a dashed one behind it, visible where seeds are missing."""
     whole = curve.counts == curve.num_runs
     traces: list[dict[str, Any]] = []
     if not whole.all():
@@ -228,7 +228,7 @@ def _faint(color: str) -> str:
 
 
 def last_values(panels: Sequence[Panel]) -> Html:
-    """The last value of every curve that all of its seeds reached."""
+    """A table of each curve's last value that all of its seeds reached."""
     rows: list[list[str]] = []
     for panel in panels:
         for curve in panel.curves:
@@ -242,7 +242,7 @@ def last_values(panels: Sequence[Panel]) -> Html:
 
 
 def series_trace(series: Series, name: str, color: str, **more: Any) -> dict[str, Any]:
-    """A run's own values as a line."""
+    """A line with the values of one run."""
     steps, values = thinned(series)
     mode = "lines+markers" if len(steps) <= 20 else "lines"
     line = {"line": {"color": color, "width": 1.6}, "marker": {"color": color, "size": 4}}
@@ -252,12 +252,12 @@ def series_trace(series: Series, name: str, color: str, **more: Any) -> dict[str
 
 
 def thinned(series: Series) -> tuple[Floats, Floats]:
-    """Evenly chosen points of a series, no more than a chart can show, the first and the last among them."""
+    """Evenly selected points of a series, at most as many as a chart can show, including the first and last."""
     number = len(series.steps)
     chosen = np.unique(np.linspace(0, number - 1, min(number, CHART_POINTS)).round().astype(int))
     return series.steps[chosen], series.values[chosen]
 
 
 def plain_numbers(values: Floats) -> list[float | None]:
-    """For JSON, which has no NaN."""
+    """Values for JSON, with None for NaN."""
     return [float(f"{value:.8g}") if math.isfinite(value) else None for value in values.tolist()]

@@ -1,7 +1,7 @@
-"""What the files of runs say: settings, metrics, evaluations, how they ended.
+"""Reads the files of runs: settings, metrics, evaluations, status.
 
-Nothing here needs more than these files: neither environments nor checkpoints are loaded, so that runs of other
-machines, runs in progress and runs that were killed can be read as well.
+Only these files are read. Environments and checkpoints are not loaded, so runs from other machines, active runs and
+killed runs can be read as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rl_training.reports.statistics import Floats
 
 EVALUATION, ROLLOUT = "eval/return_mean", "rollout/return_mean"
 SEARCH_DEPTH = 3
-"""How many levels below a given directory runs are looked for: `suite/environment/algorithm/run` is found."""
+"""How many levels below a given directory are searched for runs: `suite/environment/algorithm/run` is found."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,18 @@ class Series:
 
 @dataclass
 class RunRecord:
-    """What the files of one run say."""
+    """The content of one run's files."""
 
     path: Path
     config: dict[str, Any]
-    """Every setting as plain data; those that are newer than the run have their defaults."""
+    """All settings as plain data; settings newer than the run have their defaults."""
     metadata: dict[str, Any]
     status: str
     env_steps: int
     series: dict[str, Series]
     evaluations: list[dict[str, Any]]
     problems: list[str] = field(default_factory=list)
-    """What could not be read, in words."""
+    """Messages about what could not be read."""
 
     @property
     def name(self) -> str:
@@ -65,13 +65,13 @@ class RunRecord:
 
     @property
     def title(self) -> str:
-        """The algorithm's name as it is written: `PPO`."""
+        """The algorithm's display name: `PPO`."""
         spec = registry().get(self.algo)
         return spec.title if spec else self.algo
 
     @property
     def environment(self) -> str:
-        """The task: the environment's id, its arguments and its wrappers."""
+        """The task: environment id, arguments and wrappers."""
         kwargs = self.config.get("env_kwargs")
         wrappers = self.config.get("wrappers")
         parts = [str(self.config.get("env_id", "unknown"))]
@@ -86,13 +86,13 @@ class RunRecord:
 
     @property
     def total_timesteps(self) -> int | None:
-        """Steps the run was meant to make."""
+        """The number of steps the run was configured for."""
         total = self.config.get("total_timesteps")
         return total if type(total) is int else None
 
     @property
     def last_evaluation(self) -> dict[str, Any] | None:
-        """The evaluation at the run's end, or the newest one so far."""
+        """The final evaluation, or the newest one so far."""
         finals = [entry for entry in self.evaluations if entry.get("final")]
         return max(finals or self.evaluations, key=lambda entry: entry["step"], default=None)
 
@@ -104,7 +104,7 @@ class RunRecord:
 
     @property
     def note(self) -> str | None:
-        """What to know about a run that is not complete; None of a finished one."""
+        """Why the run is incomplete; None if it is finished."""
         total = self.total_timesteps
         reached = f"{self.env_steps:,}" + (f" of {total:,}" if total else "") + " steps"
         notes = {
@@ -118,7 +118,7 @@ class RunRecord:
 
 
 def find_run_dirs(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Every run directory among and below the paths, once each and in order; and notes on paths that hold none."""
+    """All run directories among and below the paths, in order, without duplicates; and notes on paths without runs."""
     if not paths:
         raise ConfigError("name run directories, or directories that contain runs, such as `runs`")
     missing = [f"'{path}' does not exist" for path in paths if not os.path.lexists(path)]
@@ -141,12 +141,12 @@ def find_run_dirs(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
 
 
 def name_of(path: Path) -> str:
-    """A directory's own name, also of `.`."""
+    """A directory's name, also for `.`."""
     return path.resolve().name or str(path)
 
 
 def is_run_dir(path: Path) -> bool:
-    """Whether a directory is a run's, be it damaged."""
+    """Whether a directory is a run directory, even a damaged one."""
     return os.path.lexists(path / CONFIG) or os.path.lexists(path / METRICS)
 
 
@@ -156,15 +156,15 @@ def _runs_below(path: Path, depth: int) -> Iterator[Path]:
     elif depth > 0:
         try:
             entries = sorted(os.scandir(path), key=lambda entry: entry.name)
-        except OSError:  # not ours to read
+        except OSError:  # no permission
             return
-        for entry in entries:  # links may lead anywhere, and in circles
+        for entry in entries:  # links may lead anywhere, or form cycles
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                 yield from _runs_below(path / entry.name, depth - 1)
 
 
 def read_runs(paths: Iterable[Path]) -> tuple[list[RunRecord], list[str]]:
-    """The runs that can be read, and a sentence about each that cannot, or of which a part cannot."""
+    """The runs that can be read, and a message for each that cannot be read or only in part."""
     records, problems = [], []
     for path in paths:
         try:
@@ -178,7 +178,7 @@ def read_runs(paths: Iterable[Path]) -> tuple[list[RunRecord], list[str]]:
 
 
 def read_run(path: Path) -> RunRecord:
-    """Read one run. Without a readable config there is nothing to say about it; everything else may be damaged."""
+    """Read one run. The config must be readable; everything else may be damaged."""
     directory = RunDirectory(path)
     directory.require()
     config = _whole(read_yaml(path / CONFIG))
@@ -206,7 +206,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def _whole(config: dict[str, Any]) -> dict[str, Any]:
-    """The config as this version understands it, or as it is if it does not (an algorithm or wrapper of others)."""
+    """The config completed by this version, or unchanged if this version does not know its algorithm or wrappers."""
     try:
         return TrainConfig.from_dict(config).to_dict()
     except RLTrainingError:
@@ -231,7 +231,7 @@ def _metric_series(path: Path, problems: list[str]) -> dict[str, Series]:
 
 
 def _line_count(path: Path) -> int:
-    """Whole lines: a last one without its end is being written, or was when the run was killed."""
+    """The number of complete lines: an incomplete last line is still being written, or the run was killed."""
     if not os.path.lexists(path):
         return 0
     with open_file(path) as file:
@@ -239,7 +239,7 @@ def _line_count(path: Path) -> int:
 
 
 def _evaluation_series(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
-    """Evaluations during training; the final one counts where there is no other of its step."""
+    """Evaluations during training; the final one is used if its step has no other."""
     during = {entry["step"]: entry for entry in evaluations if not entry.get("final")}
     entries = {**{entry["step"]: entry for entry in evaluations if entry.get("final")}, **during}
     names = {EVALUATION: "mean", "eval/return_std": "std", "eval/success_rate": "success_rate"}
@@ -257,13 +257,13 @@ def _evaluation_series(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Se
 
 
 def _series(points: Iterable[tuple[int, float]]) -> Series:
-    """Points in order of their steps; of several at one step the last counts."""
+    """Points sorted by step; of several at one step, the last is used."""
     ordered = sorted(dict(points).items())
     return Series(np.array([step for step, _ in ordered], float), np.array([value for _, value in ordered], float))
 
 
 def numbers(value: Any) -> list[float]:
-    """The finite numbers of a list out of a file; none if it is no list."""
+    """The finite numbers of a list read from a file; empty if it is not a list."""
     return [float(item) for item in value if _is_finite(item)] if isinstance(value, list) else []
 
 
@@ -287,12 +287,12 @@ def shown(value: Any) -> str:
 
 
 def clean(text: str) -> str:
-    """Text that can be written as UTF-8: JSON and file names may hold halves of characters."""
+    """Text that can be encoded as UTF-8: JSON and file names may contain lone surrogates."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by their name with dots, without the `algorithm.` in front; schedules and lists are one value."""
+    """Settings by dotted name, without the prefix `algorithm.`; schedules and lists are one value."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"

@@ -1,4 +1,4 @@
-"""The page about one run, for `rl-training report`."""
+"""The report page of one run, for `rl-training report`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from rl_training.reports.plotting import STEPS, plain_numbers, series_trace
 from rl_training.reports.records import EVALUATION, ROLLOUT, RunRecord, Series, leaves, numbers, read_run, shown
 
 MACHINE = ("git_commit", "hardware", "versions")
-"""Entries of the metadata that say where a run was made."""
+"""Metadata entries about the machine and versions."""
 FIRST_EVALUATIONS = 12
-"""How many evaluations are shown before the rest is folded."""
+"""Number of evaluations shown before the rest is collapsed."""
 
 GROUPS = {
     "loss": "Losses",
@@ -35,13 +35,13 @@ GROUPS = {
     "eval": "Evaluations",
     "time": "Time",
 }
-"""Groups of metrics in the order in which they are shown; others follow."""
+"""Metric groups in display order; others follow."""
 
 
 def run_report(path: Path, *, video: bool, trust: bool) -> tuple[Page, list[str]]:
-    """The page about a run, and what could not be read or filmed.
+    """The report page of a run, and messages about what could not be read or recorded.
 
-    With `video`, an episode is filmed if the run has no film yet; `trust` lets its config name a module to import.
+    With `video`, an episode is recorded if the run has no video yet; `trust` allows its config to import a module.
     """
     run = read_run(path)
     found, said = film_of_run(run, record=video, trust=trust)
@@ -49,7 +49,7 @@ def run_report(path: Path, *, video: bool, trust: bool) -> tuple[Page, list[str]
 
 
 def run_page(run: RunRecord, shot: Film | None, said: Sequence[str] = ()) -> Page:
-    """The page about one run."""
+    """The report page of one run."""
     title = f"{run.title} on {run.environment}"
     page = Page(f"{title}, seed {run.seed}")
     grade = run.metadata.get("resume_grade")
@@ -66,7 +66,7 @@ def run_page(run: RunRecord, shot: Film | None, said: Sequence[str] = ()) -> Pag
 
 
 def chip_list(texts: Sequence[str | None]) -> Html:
-    """A few words each, in a row."""
+    """Short texts in a row."""
     return element("ul", *(element("li", text) for text in texts if text), class_="chips")
 
 
@@ -77,7 +77,7 @@ def _notes(run: RunRecord, said: Sequence[str]) -> Html | None:
 
 
 def warning_box(texts: Sequence[str | None]) -> Html | None:
-    """What to know before reading on; None if there is nothing."""
+    """A box with warnings; None if there are none."""
     lines = [element("p", text) for text in texts if text]
     return element("div", *lines, class_="warn", role="note") if lines else None
 
@@ -103,7 +103,7 @@ def _tiles(run: RunRecord) -> Html:
 
 
 def film_row(films: Sequence[Film], said: Sequence[str] = ()) -> Html:
-    """The films side by side, or how to make one."""
+    """The videos side by side, or how to record one."""
     if not films:
         how = "`rl-training report PATH --video` films an episode (with the extra: pip install 'rl-training[video]')"
         return element(
@@ -114,7 +114,7 @@ def film_row(films: Sequence[Film], said: Sequence[str] = ()) -> Html:
 
 
 def _return_chart(page: Page, run: RunRecord) -> Html:
-    """Returns of training episodes and of evaluations, each evaluation episode as a dot."""
+    """Chart of training and evaluation returns, with each evaluation episode as a dot."""
     traces: list[dict[str, Any]] = []
     if ROLLOUT in run.series:
         traces.append(series_trace(run.series[ROLLOUT], "training episodes (mean of the last 100)", COLORS[0]))
@@ -133,7 +133,7 @@ def _return_chart(page: Page, run: RunRecord) -> Html:
 
 
 def _metric_groups(page: Page, run: RunRecord) -> list[Html]:
-    """Small charts of all other metrics, group by group."""
+    """Small charts of all other metrics, by group."""
     names = sorted(set(run.series) - {ROLLOUT, EVALUATION, "time/unix"})
     found = {name.partition("/")[0] for name in names}
     parts = []
@@ -160,7 +160,7 @@ def _metric_groups(page: Page, run: RunRecord) -> list[Html]:
 
 
 def _room(series: Series) -> dict[str, Any]:
-    """A range around a value that never changes: by itself, plotly shows a learning rate between -1 and 1."""
+    """An axis range for a constant value: by default, plotly shows a constant learning rate between -1 and 1."""
     value = float(series.values[0])
     if value == 0 or np.ptp(series.values) > 0:
         return {}
@@ -198,7 +198,7 @@ def _evaluation_row(entry: Mapping[str, Any]) -> list[Content]:
 
 
 def _time_split(run: RunRecord) -> Html:
-    """The shares of wall time as a bar."""
+    """The fractions of wall time as a bar."""
     names = {"environments": "env", "acting": "policy", "learning": "update"}
     shares = {name: last_value(run, f"time/{key}_fraction") for name, key in names.items()}
     known = {name: min(max(value, 0.0), 1.0) for name, value in shares.items() if value is not None}
@@ -235,7 +235,7 @@ def _profile(run: RunRecord) -> Html | None:
 def _settings(run: RunRecord) -> list[Html]:
     try:
         text = dump_yaml(run.config)
-    except Exception:  # whatever PyYAML raises at an odd value of a config that this version does not understand
+    except Exception:  # PyYAML may raise anything for values of a config that this version does not know
         text = shown(run.config)
     whole = fold("The whole config", element("pre", text))
     found = differences(run.config)
@@ -252,7 +252,7 @@ def _settings(run: RunRecord) -> list[Html]:
 
 
 def differences(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None:
-    """Settings that are not the defaults of their algorithm, with the default; None if that is not known here."""
+    """Settings that differ from the algorithm's defaults, with the default; None if the algorithm is unknown."""
     try:
         whole = TrainConfig(algo=config["algo"], env_id=config["env_id"]).to_dict()
     except (KeyError, RLTrainingError):
@@ -293,7 +293,7 @@ def _commands(run: RunRecord) -> str:
 
 
 def machine_facts(run: RunRecord, keys: Sequence[str] = ("created", "environment", *MACHINE)) -> Html:
-    """Where a run was made, and with what."""
+    """Machine, versions and origin of a run."""
     entries: dict[str, Content] = {}
     for key in keys:
         value = run.metadata.get(key)
@@ -305,12 +305,12 @@ def machine_facts(run: RunRecord, keys: Sequence[str] = ("created", "environment
 
 
 def training_seconds(run: RunRecord) -> float | None:
-    """Wall time from each start to the last line that it logged; what a kill undid is not in it."""
+    """Wall time from each start to the last line it logged; excludes steps lost when the run was killed."""
     if "time/unix" not in run.series:
         return None
     logged = np.sort(run.series["time/unix"].values)
     starts = np.array(sorted(filter(None, map(_unix, _list(run.metadata.get("history"))))) or [logged[0]])
-    owner = np.searchsorted(starts, logged + 1.0, side="right")  # starts are written in whole seconds
+    owner = np.searchsorted(starts, logged + 1.0, side="right")  # start times have a resolution of one second
     ends = {int(start): time for start, time in zip(owner, logged, strict=True) if start > 0}
     return float(sum(max(0.0, end - starts[start - 1]) for start, end in ends.items()))
 
@@ -327,7 +327,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """A duration as readable text."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7_200:

@@ -1,7 +1,7 @@
-"""Statistics of few runs, after Agarwal et al. 2021 (Deep RL at the Edge of the Statistical Precipice, 2108.13264).
+"""Statistics for few runs, after Agarwal et al. 2021 (Deep RL at the Edge of the Statistical Precipice, 2108.13264).
 
-Interquartile means instead of medians and means, intervals from a bootstrap that draws runs within each task, and the
-probability that one algorithm does better than another on a task. The computations are SciPy's (extra `plot`).
+Interquartile means instead of medians and means, stratified bootstrap confidence intervals over runs, and the
+probability of improvement between algorithms. The computations use SciPy (extra `plot`).
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from rl_training.contracts.errors import MissingExtraError
 CONFIDENCE = 0.95
 RESAMPLES = 2_000
 TRIMMED = 0.25
-"""The share that is cut off on each side: a quarter leaves the middle half."""
+"""The fraction trimmed on each side: 0.25 leaves the middle half."""
 
 Floats = NDArray[np.float64]
 Statistic = Callable[..., Any]
 Samples = tuple[tuple[float, ...], ...]
-"""The scores of runs, task by task."""
+"""The scores of runs, per task."""
 Curved = Sequence[tuple[float, float]]
-"""(point, score) of one run."""
+"""(point, score) pairs of one run."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its confidence interval; without one where there is only one run."""
+    """A value and its confidence interval; no interval for a single run."""
 
     value: float
     low: float | None = None
     high: float | None = None
 
     def leaves_out(self, value: float) -> bool:
-        """Whether a value is outside the interval, so that chance is unlikely to be the reason for a difference."""
+        """Whether a value is outside the interval, so that a difference is unlikely to be due to chance."""
         return self.low is not None and self.high is not None and not self.low <= value <= self.high
 
 
@@ -54,12 +54,12 @@ def _scipy_stats() -> ModuleType:
 
 
 def interquartile_mean(scores: Sequence[float] | Floats, axis: int | None = None) -> Any:
-    """The mean of the middle half: more robust than the mean, and it uses more of the runs than the median."""
+    """The mean of the middle half: more robust than the mean, and it uses more runs than the median."""
     return _scipy_stats().trim_mean(scores, TRIMMED, axis=axis)
 
 
 def aggregate(tasks: Sequence[Sequence[float]]) -> Estimate:
-    """The interquartile mean over all runs of all tasks. Runs are drawn anew within their task (stratified bootstrap).
+    """Interquartile mean over all runs of all tasks, with a stratified bootstrap that resamples runs within each task.
 
     Example:
         >>> aggregate([[0.0, 1.0, 2.0, 9.0]]).value
@@ -68,15 +68,15 @@ def aggregate(tasks: Sequence[Sequence[float]]) -> Estimate:
     return _aggregate(_frozen(tasks))
 
 
-@functools.lru_cache(maxsize=10_000)  # a report asks for the same numbers in several places
+@functools.lru_cache(maxsize=10_000)  # a report needs the same numbers several times
 def _aggregate(tasks: Samples) -> Estimate:
     return _estimate(tasks, _pooled_iqm)
 
 
 def probability_of_improvement(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Estimate:
-    """How likely a run of ours is better than one of theirs, averaged over tasks (a tie counts half).
+    """Probability that a run of ours is better than one of theirs, averaged over tasks (a tie counts half).
 
-    On each task it is the statistic of the Mann-Whitney U test, divided by the number of pairs.
+    Per task it is the Mann-Whitney U statistic divided by the number of pairs.
     """
     if len(ours) != len(theirs) or not ours:
         raise ValueError(f"both sides need the same tasks, at least one; got {len(ours)} and {len(theirs)}")
@@ -90,7 +90,7 @@ def _probability_of_improvement(ours: Samples, theirs: Samples) -> Estimate:
     def statistic(*samples: Floats, axis: int) -> Any:
         shares = []
         for x, y in zip(samples[:count], samples[count:], strict=True):
-            with warnings.catch_warnings(), np.errstate(all="ignore"):  # of its p-value, when all runs are equal
+            with warnings.catch_warnings(), np.errstate(all="ignore"):  # about its p-value if all runs are equal
                 warnings.simplefilter("ignore")
                 u = stats.mannwhitneyu(x, y, axis=axis, method="asymptotic").statistic
             shares.append(u / (x.shape[axis] * y.shape[axis]))
@@ -102,19 +102,19 @@ def _probability_of_improvement(ours: Samples, theirs: Samples) -> Estimate:
 def sample_efficiency(
     tasks: Sequence[Sequence[Curved]], points: Sequence[float] | Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """The interquartile mean of all runs of all tasks at each of several points of training, and its interval.
+    """Interquartile mean of all runs of all tasks at several points of training, and its confidence interval.
 
-    `tasks` has for each task its runs, each a list of (point, score); between two of them is a straight line.
+    `tasks` holds the runs of each task, each a list of (point, score), interpolated linearly.
     """
     at = [np.array([np.interp(points, *np.transpose(run)) for run in runs]) for runs in tasks]
     return interval(at, _pooled_iqm)
 
 
 def interval(samples: Sequence[Floats], statistic: Statistic = np.mean) -> tuple[Floats, Floats, Floats]:
-    """A statistic of samples of runs [N, ...] and the ends of its 95 % bootstrap interval, NaN for a single run.
+    """A statistic over samples of runs [N, ...] and its 95 % bootstrap interval, NaN for a single run.
 
-    The bootstrap (percentiles) draws runs with replacement, within each sample. Of two or three runs it is the range
-    from the worst to the best of them, of more it is narrower. The draws, and so the results, are the same each time.
+    The percentile bootstrap draws runs with replacement within each sample. For two or three runs the interval is the
+    range from worst to best, for more it is narrower. The random draws are seeded, so results are reproducible.
     """
     value = np.asarray(statistic(*samples, axis=0), np.float64)
     if min(len(sample) for sample in samples) < 2:
@@ -124,7 +124,7 @@ def interval(samples: Sequence[Floats], statistic: Statistic = np.mean) -> tuple
         statistic,
         axis=0,
         n_resamples=RESAMPLES,
-        batch=max(1, 4_000_000 // sum(sample.size for sample in samples)),  # at most 32 megabytes at once
+        batch=max(1, 4_000_000 // sum(sample.size for sample in samples)),  # at most 32 MB at once
         confidence_level=CONFIDENCE,
         method="percentile",
         vectorized=True,

@@ -1,4 +1,4 @@
-"""The page about a directory of runs, for `rl-training report`: those of a benchmark, or any others."""
+"""The report page of a directory of runs, for `rl-training report`: a benchmark or any other runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rl_training.zoo.manifest import Manifest, manifest_of
 
 
 def suite_report(path: Path, *, video: bool, trust: bool) -> tuple[Page, list[str]]:
-    """The page about a directory of runs, and what could not be read or filmed."""
+    """The report page of a directory of runs, and messages about what could not be read or recorded."""
     paths, _ = find_run_dirs([path])
     runs, problems = read_runs(paths)
     if not runs:
@@ -56,7 +56,7 @@ def suite_page(
     manifest: Manifest | None,
     problems: Sequence[str],
 ) -> Page:
-    """The page about many runs."""
+    """The report page of many runs."""
     page = Page(name)
     counts = {
         "runs": len(runs),
@@ -95,7 +95,7 @@ def _result_row(environment: str, curve: Curve) -> list[Content]:
     newest = [last for run in curve.runs if (last := run.last_evaluation)]
     if not newest:
         return [environment, curve.label, len(curve.runs), "not evaluated", "-", "-", "-"]
-    # a run that was stopped half way is no sample of what the others reached at their end
+    # do not mix runs stopped half way with final results
     finals = [entry["mean"] for entry in [entry for entry in newest if entry.get("final")] or newest]
     mean, low, high = map(float, interval([np.array(finals, float)]))
     band = "-" if len(finals) < 2 else f"{low:,.1f} to {high:,.1f}"
@@ -134,7 +134,7 @@ def _overview(runs: Sequence[RunRecord], labels: Sequence[str]) -> Html:
 
 
 def _group_settings(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Html]:
-    """For each algorithm on each environment, what differs from the defaults (of its first run)."""
+    """Per algorithm and environment, the settings that differ from the defaults (of the first run)."""
     first: dict[tuple[str, str], RunRecord] = {}
     for run, label in zip(runs, labels, strict=True):
         first.setdefault((run.environment, label), run)
@@ -151,7 +151,7 @@ def _group_settings(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Ht
 
 
 def _machines(runs: Sequence[RunRecord]) -> list[Html]:
-    """Each machine with its versions, once."""
+    """Each machine with its versions, without duplicates."""
     found: dict[str, RunRecord] = {}
     for run in runs:
         found.setdefault(shown({key: run.metadata.get(key) for key in MACHINE}), run)

@@ -1,8 +1,8 @@
 """Runs and curves as tables, in CSV and Parquet, for other tools.
 
-In long form: `runs` (one row per run: what it is, how it ended, and its settings), `metrics` (every value of every
-metric of every run), `curves` (what was drawn: averages over seeds with their bands), and of benchmarks `results` (one
-row per seed of each task: what the manifest says).
+Long format: `runs` (one row per run: identity, status and settings), `metrics` (every value of every metric of every
+run), `curves` (what was drawn: averages over seeds with confidence bands), and for benchmarks `results` (one row per
+seed of each task, from the manifest).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows with the same columns; a column has values of one type, or None."""
+    """Rows with equal columns; the values of a column have one type, or are None."""
 
     name: str
     columns: dict[str, list[Any]]
@@ -50,7 +50,7 @@ def make_tables(runs: Sequence[RunRecord], panels: Sequence[Panel], manifests: S
 
 
 def write_csv(directory: Path, tables: Sequence[Table]) -> list[Path]:
-    """One file per table; what is unknown is left empty."""
+    """Write one file per table; unknown values are empty."""
     written = []
     for table in tables:
         path = _place(directory, f"{table.name}.csv")
@@ -69,7 +69,7 @@ def csv_text(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def write_parquet(directory: Path, tables: Sequence[Table]) -> list[Path]:
-    """One file per table, with types."""
+    """Write one file per table, with column types."""
     import pyarrow
     from pyarrow import parquet
 
@@ -129,7 +129,7 @@ def _curve_rows(panel: Panel) -> Iterator[Row]:
 
 
 def _result_row(manifest: Manifest, task: TaskResult, run: RunResult) -> Row:
-    """A seed of a task: its score, all evaluations, and what it was measured with."""
+    """One seed of a task: its score, all evaluations, versions and machine."""
     judged = run.judged(task.judge)
     row = {
         "suite": manifest.suite,
@@ -166,7 +166,7 @@ def _table(name: str, rows: Sequence[Row]) -> Table:
 
 
 def _typed(values: list[Any]) -> list[Any]:
-    """A column of one type: whole numbers, numbers or booleans where all are, else text."""
+    """A column with one type: integers, floats or booleans if all values are, otherwise text."""
     known = [value for value in values if value is not None]
     kinds = {type(value) for value in known}
     if kinds == {bool} or (kinds == {int} and all(abs(value) < MAX_NUMBER for value in known)):

@@ -1,1 +1,1 @@
-"""The search for better settings."""
+"""Hyper-parameter search."""

@@ -1,4 +1,4 @@
-"""What a study leaves behind: the best settings as a preset, a table of all trials, and a page of plots."""
+"""The results of a study: the best settings as a preset, a table of all trials, and a page of plots."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ NOT_IN_A_PRESET = ("seed", "output_dir")
 STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 COLUMNS = ["trial", "state", "score", "seconds", "seeds", "reason"]
 HEIGHT = 480
-"""Pixels of a plot that does not say how high it should be."""
+"""Default height of a plot in pixels."""
 
 
 def write_results(plan: Plan, study: Study) -> TuneResult:
-    """Write all files of a study that has a complete trial; explain why if it has none."""
+    """Write all result files of a study; an error with the reasons if no trial is complete."""
     trials = ended(study)
     files = {
         "preset": plan.directory / "best.yaml",
@@ -64,13 +64,13 @@ def write_results(plan: Plan, study: Study) -> TuneResult:
 
 
 def counts(trials: list[FrozenTrial]) -> dict[str, int]:
-    """Trials by how they ended."""
+    """The number of trials per outcome."""
     found = Counter(STATES[trial.state] for trial in trials)
     return {name: found[name] for name in STATES.values()}
 
 
 def counted(numbers: Mapping[str, int]) -> str:
-    """Counts in words."""
+    """Counts as text."""
     parts = ", ".join(f"{number} {name}" for name, number in numbers.items() if number)
     total = sum(numbers.values())
     return f"{total} {'trial' if total == 1 else 'trials'} ({parts})"
@@ -90,7 +90,7 @@ def _no_score(plan: Plan, trials: list[FrozenTrial]) -> RLTrainingError:
 
 
 def preset_text(plan: Plan, result: TuneResult, best: FrozenTrial) -> str:
-    """The best settings as a preset: what differs from the defaults, and where it comes from."""
+    """The best settings as a preset file: the differences from the defaults, and their origin."""
     first = "" if result.first_score is None else f"; the settings it began with: {result.first_score:.2f}"
     base = f"preset {plan.preset}" if plan.preset else "the defaults"
     seeds = best.user_attrs["seeds"]
@@ -109,10 +109,10 @@ def _seeds(seeds: list[int]) -> str:
 
 
 def preset_data(config: TrainConfig) -> dict[str, Any]:
-    """A config as the smallest preset: what differs from the defaults, or from the preset that it would be put upon.
+    """A config as a minimal preset: the differences from the defaults and from the preset that it is merged with.
 
-    `--config FILE` puts a file upon the preset of its algorithm and environment, so what that preset changes and this
-    one does not has to be said as well.
+    `--config FILE` merges a file over the preset of its algorithm and environment, so settings that only that preset
+    changes have to be reset explicitly.
     """
     place = {"algo": config.algo, "env_id": config.env_id}
     below = [resolve([Layer(place, "defaults")])]
@@ -137,7 +137,7 @@ def _in_order(data: Mapping[str, Any], order: Mapping[str, Any]) -> dict[str, An
 
 
 def _difference(wanted: Any, base: Any) -> dict[str, Any]:
-    """What is otherwise in one dataclass of settings than in another, section by section, as plain data."""
+    """The settings that differ between two dataclasses, section by section, as plain data."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(wanted):
         value, other = getattr(wanted, field.name), getattr(base, field.name)
@@ -166,7 +166,7 @@ def trials_table(plan: Plan, trials: list[FrozenTrial]) -> str:
 
 
 def trial_row(trial: FrozenTrial) -> list[Any]:
-    """What the table says of a trial before its settings."""
+    """The columns of a trial before its settings."""
     score = trial.value if trial.state == TrialState.COMPLETE else ""
     seconds = f"{trial.duration.total_seconds():.1f}" if trial.duration is not None else ""
     seeds = " ".join(map(str, trial.user_attrs.get("seeds", [])))
@@ -177,7 +177,7 @@ def trial_row(trial: FrozenTrial) -> list[Any]:
 
 
 def _importances(study: Study) -> Any:
-    evaluator = optuna.importance.PedAnovaImportanceEvaluator()  # needs no further package
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()  # needs no additional package
     return optuna.visualization.plot_param_importances(study, evaluator=evaluator)
 
 
@@ -189,11 +189,11 @@ PLOTS: dict[str, Callable[[Study], Any]] = {
     "Evaluations during the trials": optuna.visualization.plot_intermediate_values,
     "Timeline": optuna.visualization.plot_timeline,
 }
-"""Optuna's own plots, by their headings."""
+"""Optuna's plots by heading."""
 
 
 def report_page(plan: Plan, study: Study, result: TuneResult) -> str:
-    """The whole page, in one file that needs no network."""
+    """The complete page as one file that needs no network."""
     page = Page(f"{result.study_name}: {result.best_score:.2f}")
     page.add(element("h1", result.study_name), _facts(plan, result))
     page.add(section("The best settings", element("pre", dump_yaml(preset_data(result.best)))))
@@ -226,7 +226,7 @@ def _cell(value: Any) -> str:
 
 
 def _plot(page: Page, heading: str, draw: Callable[[Study], Any], study: Study) -> list[Html]:
-    """One of Optuna's plots, or why there is none: some need several complete trials."""
+    """One of Optuna's plots, or why it is missing: some need several complete trials."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:

@@ -1,6 +1,6 @@
-"""Search spaces: what a study may try, gathered from the settings of an algorithm or read from a file.
+"""Search spaces: declared by the settings of an algorithm, or read from a file.
 
-A setting is named as it is among the keywords of an agent, with dots into sections and schedules: `learning_rate`,
+Settings are named like the keyword arguments of an agent, with dots for sections and schedules: `learning_rate`,
 `network.actor_sizes`, `epsilon.until`, `num_envs`.
 """
 
@@ -19,14 +19,14 @@ from rl_training.experiment.config import Layer, TrainConfig, resolve
 from rl_training.experiment.schema import convert_fields, plain, to_plain, unknown_key
 
 Space = dict[str, Search]
-"""What is searched, by the names of settings."""
+"""The searched settings by name."""
 
 OF_A_RUN = ("num_envs", "normalize_obs", "normalize_reward", "normalize_clip")
-"""Settings of a run that may be searched beside the algorithm's own: those that decide what is learned."""
+"""Run settings that may be searched besides the algorithm's: those that affect learning."""
 
 
 def declared(config: type[Any], prefix: str = "") -> Space:
-    """What the settings of a dataclass declare, section by section.
+    """The search space declared by the settings of a dataclass, section by section.
 
     Example:
         >>> from rl_training.algorithms.ppo import PPOConfig
@@ -44,7 +44,7 @@ def declared(config: type[Any], prefix: str = "") -> Space:
 
 
 def _flat(search: Search | Mapping[str, Any] | None, name: str) -> dict[str, Search | None]:
-    """What a field says about itself and its parts, over what was said of them before."""
+    """The entries that a field declares for itself and its parts; they replace earlier ones."""
     if not isinstance(search, Mapping):
         return {name: search}
     parts = [_flat(inner, f"{name}.{part}") for part, inner in search.items()]
@@ -53,32 +53,32 @@ def _flat(search: Search | Mapping[str, Any] | None, name: str) -> dict[str, Sea
 
 @dataclass(frozen=True)
 class Place:
-    """Where a setting is in a config."""
+    """The location of a setting in a config."""
 
     path: tuple[str, ...]
-    """Its place in the config as plain data."""
+    """Its path in the config as plain data."""
     owners: tuple[Any, ...]
-    """The dataclasses on the way there, from the config to the section or schedule that has it as a field."""
+    """The dataclasses along the path, from the config to the section or schedule that holds the field."""
 
     @property
     def value(self) -> Any:
-        """What it is."""
+        """The current value."""
         return getattr(self.owners[-1], self.path[-1])
 
     @property
     def is_whole(self) -> bool:
-        """Whether only whole numbers will do."""
+        """Whether it must be an integer."""
         hint = typing.get_type_hints(type(self.owners[-1]))[self.path[-1]]
         return int in (hint, *typing.get_args(hint)) and float not in typing.get_args(hint)
 
     @property
     def setting(self) -> tuple[str, ...]:
-        """The path of the setting that it is or, as a part of a schedule, that it belongs to."""
+        """The path of the setting; for a part of a schedule, of the setting that holds the schedule."""
         return self.path[:-1] if isinstance(self.owners[-1], Schedule) else self.path
 
 
 def find(config: TrainConfig, name: str) -> Place | None:
-    """The place of a setting, or None if this config has no such one (a schedule may be a number instead)."""
+    """The location of a setting, or None if the config has none (a schedule may be a number instead)."""
     own = {field.name for field in dataclasses.fields(config.algorithm)}
     names = tuple(name.split("."))
     path = ("algorithm", *names) if names[0] in own else names
@@ -93,10 +93,10 @@ def find(config: TrainConfig, name: str) -> Place | None:
 
 
 def space_for(config: TrainConfig, given: Mapping[str, Any] | None = None, fixed: Collection[str] = ()) -> Space:
-    """What a study on top of a config searches: what is `given` (see `read_space`), or what the algorithm declares.
+    """The search space for a config: `given` (see `read_space`), or what the algorithm declares.
 
-    Of the latter, settings that are `fixed`, have no effect or are not there (the end of a schedule that is a number)
-    are left out. A space always includes the config itself, so ranges and choices are widened to include its values.
+    From the declared space, settings are left out if they are `fixed`, have no effect or do not exist (the end of a
+    schedule that is a number). Ranges and choices are widened to include the config's own values.
     """
     if given is not None:
         space = read_space(given, config)
@@ -129,25 +129,25 @@ def _applicable(space: Space, config: TrainConfig, fixed: Collection[str]) -> Sp
 
 
 def _follows(name: str, search: SameAs, space: Space, config: TrainConfig) -> bool:
-    """Whether a setting can follow another: that one is searched, and both begin with the same value."""
+    """Whether a setting can copy another: the other is searched, and both start from the same value."""
     return search.name in space and current(config, name) == current(config, search.name)
 
 
 def current(config: TrainConfig, name: str) -> Any:
-    """The value of a setting as a search sees it: of a schedule, its largest value."""
+    """The value of a setting in a search: for a schedule, its maximum."""
     place = find(config, name)
     assert place is not None, name
     return peak(place.value) if isinstance(place.value, Schedule) else place.value
 
 
 def peak(schedule: Schedule) -> float:
-    """The largest value of a schedule."""
+    """The maximum of a schedule."""
     fractions = [point for point, _ in schedule.points] if isinstance(schedule, Piecewise) else [0.0, 1.0]
     return max(map(schedule.value, fractions))
 
 
 def _including(search: Search, name: str, config: TrainConfig, problems: list[str]) -> Search:
-    """The search widened to include the config's own value."""
+    """The range or choices widened to include the config's own value."""
     if isinstance(search, SameAs):
         return search
     value = current(config, name)
@@ -167,7 +167,7 @@ def _including(search: Search, name: str, config: TrainConfig, problems: list[st
 
 
 def space_problems(space: Space, config: TrainConfig) -> list[str]:
-    """Values in a space that their settings do not accept, each by itself."""
+    """Values in a space that their settings do not accept; each is checked separately."""
     problems: list[str] = []
     for name, search in space.items():
         if isinstance(search, SameAs):
@@ -193,10 +193,10 @@ def _value_problems(name: str, value: Any, config: TrainConfig) -> list[str]:
 
 
 def with_values(config: TrainConfig, space: Space, values: Mapping[str, Any]) -> TrainConfig:
-    """The config with what was found for the settings of a space; the rest of it stays as it is.
+    """The config with the given values for the settings of a space; all others stay unchanged.
 
     Raises:
-        ConfigError: the values do not go together.
+        ConfigError: the values are not compatible with each other.
     """
     data = config.to_dict()
     for name, search in space.items():
@@ -207,7 +207,7 @@ def with_values(config: TrainConfig, space: Space, values: Mapping[str, Any]) ->
 
 
 def _put(data: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    """Set a value in plain data; a number for a schedule scales it."""
+    """Set a value in plain data; a number scales a schedule."""
     section = _get(data, path[:-1])
     old = section[path[-1]]
     if isinstance(old, dict) and "schedule" in old and isinstance(value, (int, float)):
@@ -216,7 +216,7 @@ def _put(data: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 
 
 def _scaled(schedule: dict[str, Any], largest: float) -> Any:
-    """A schedule of the same shape with another largest value; a number if it was zero throughout."""
+    """A schedule of the same shape with another maximum; a number if it was zero throughout."""
     values = (
         [value for _, value in schedule["points"]]
         if "points" in schedule
@@ -224,7 +224,7 @@ def _scaled(schedule: dict[str, Any], largest: float) -> Any:
     )
     if max(values) <= 0:
         return largest
-    if largest == max(values):  # to the bit: a study's first trial has the settings that it was given
+    if largest == max(values):  # bit-exact: the first trial of a study uses the given settings
         return schedule
     ratio = largest / max(values)
     if "points" in schedule:
@@ -244,12 +244,12 @@ def _get(data: dict[str, Any], path: tuple[str, ...]) -> Any:
 def read_space(data: Mapping[str, Any], config: TrainConfig) -> Space:
     """A space from plain data: `[a, b]` for choices, `{low: 1, high: 9, log: true}`, `{same_as: other.setting}`.
 
-    It is the whole space: what is not named is not searched.
+    Settings that are not named are not searched.
     """
     problems: list[str] = []
     space: Space = {}
     for key, entry in data.items():
-        name = key.removeprefix("algorithm.")  # as it is in flags of `train`
+        name = key.removeprefix("algorithm.")  # as in the options of `train`
         place = find(config, name)
         if place is None or (place.path[0] != "algorithm" and place.path[0] not in OF_A_RUN):
             problems.append(unknown_key("search", name, [*declared(type(config.algorithm)), *names_of(config)]))
@@ -266,7 +266,7 @@ def read_space(data: Mapping[str, Any], config: TrainConfig) -> Space:
 
 
 def names_of(config: TrainConfig) -> Iterator[str]:
-    """All settings that a space for this config may name."""
+    """All settings that a search space for this config may name."""
 
     def below(section: Any, prefix: str) -> Iterator[str]:
         for field in dataclasses.fields(section):
@@ -314,12 +314,12 @@ def _read_range(data: dict[str, Any], place: Place) -> Range:
 
 
 def _typed(value: Any) -> Any:
-    """Lists in files are tuples in settings."""
+    """Convert lists from files to tuples."""
     return tuple(map(_typed, value)) if isinstance(value, list) else value
 
 
 def space_to_plain(space: Space) -> dict[str, Any]:
-    """A space as `read_space` reads it."""
+    """A space in the format of `read_space`."""
 
     def entry(search: Search) -> Any:
         if isinstance(search, SameAs):

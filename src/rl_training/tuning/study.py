@@ -1,7 +1,7 @@
-"""Optuna's part of a search: storage, which settings are tried next, and when a trial is given up.
+"""The Optuna part of a search: storage, sampling and pruning.
 
-A study is decided by its seed: each trial has its own seeds, for the search and for the training, drawn from its place
-in the study. So a study of one process at a time gives the same trials again, also if it was killed on the way.
+A study is determined by its seed: each trial derives its seeds, for sampling and for training, from its position in the
+study. So a study with one process gives the same trials again, even if it was killed and resumed.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 Study: TypeAlias = optuna.Study
 
 STARTUP_TRIALS = 5
-"""Trials that are chosen at random and are not pruned, before there is anything to learn from."""
+"""Number of random trials without pruning at the start of a study."""
 HEARTBEAT, GRACE = 30, 120
-"""Seconds between signs of life of a trial, and after which it counts as lost to other machines."""
+"""Seconds between heartbeats of a trial, and until other machines consider it lost."""
 MAX_LOSSES = 2
-"""How often a trial is begun again whose process died: its settings may be why."""
+"""How often a trial whose process died is repeated: its settings may be the cause."""
 SQLITE_TIMEOUT = 60
 INTERRUPTED = "interrupted"
 RECORD = "rl_training"
@@ -51,7 +51,7 @@ TURN = ".turn"
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Without Optuna's own log, and without its warnings that something (heartbeats) is still experimental."""
+    """Suppress Optuna's log and its warnings about experimental features (heartbeats)."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(logging.ERROR)
     try:
@@ -66,7 +66,7 @@ def quietly() -> Iterator[None]:
 
 
 def open_storage(url: str) -> optuna.storages.BaseStorage:
-    """The storage of a URL; the error says what is wrong with it, without its password."""
+    """Open the storage at a URL; errors do not show its password."""
     kind, _, rest = url.partition("://")
     if url in ("sqlite://", "sqlite:///:memory:") or not rest:
         raise ConfigError(
@@ -84,7 +84,7 @@ def open_storage(url: str) -> optuna.storages.BaseStorage:
             grace_period=GRACE,
             heartbeat_stale_trial_callback=repeat,
         )
-    except Exception as error:  # drivers and dialects raise whatever they like
+    except Exception as error:  # drivers and dialects may raise anything
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise ConfigError(f"storage: '{shown(url)}' cannot be opened: {type(error).__name__}: {reason}") from error
 
@@ -97,7 +97,7 @@ def shown(url: str) -> str:
 
 
 def open_study(plan: Plan) -> Study:
-    """The study of a plan: a new one whose first trial has the base settings, or the one that is there."""
+    """The study of a plan: a new one whose first trial has the base settings, or the existing one."""
     storage = open_storage(plan.url)
     seed = plan.base.seed
     study = optuna.create_study(
@@ -120,7 +120,7 @@ def open_study(plan: Plan) -> Study:
 
 
 def _refuse_another(before: dict[str, Any], plan: Plan) -> None:
-    """Trials that were trained or judged otherwise cannot be compared."""
+    """Refuse to add to a study whose trials were trained or scored differently: they are not comparable."""
     now = plan.record()
     changes = list(_differences(before, now))
     if changes:
@@ -139,11 +139,11 @@ def _differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
         yield f"{label}: {before} then, {now} now"
 
 
-# Which settings are tried
+# Sampling
 
 
 class SeededSampler(optuna.samplers.BaseSampler):  # type: ignore[misc] # Any where Optuna is not installed
-    """One of Optuna's samplers, seeded anew for every trial by the trial's place in the study."""
+    """One of Optuna's samplers, reseeded for every trial from the trial's position in the study."""
 
     def __init__(self, kind: str, seed: int) -> None:
         self._kind, self._seed = kind, seed
@@ -189,7 +189,7 @@ def _pruner(plan: Plan) -> optuna.pruners.BasePruner:
 
 
 def suggest(trial: optuna.Trial, space: Space) -> dict[str, Any]:
-    """Values for all settings of a space that are searched themselves."""
+    """Values for all settings that are searched directly."""
     values: dict[str, Any] = {}
     for name, search in space.items():
         if isinstance(search, Choices):
@@ -203,7 +203,7 @@ def suggest(trial: optuna.Trial, space: Space) -> dict[str, Any]:
 
 
 def labels(search: Choices) -> dict[Any, Any]:
-    """Choices by what they are called in storages and plots, which know no lists."""
+    """Choices by label: storages and plots do not support lists."""
     if all(value is None or isinstance(value, (bool, int, float, str)) for value in search.values):
         return {value: value for value in search.values}
     return {_label(value): value for value in search.values}
@@ -214,7 +214,7 @@ def _label(value: Any) -> str:
 
 
 def params_of(config: TrainConfig, space: Space) -> dict[str, Any]:
-    """A config as Optuna's parameters."""
+    """A config as Optuna parameters."""
 
     def param(name: str, search: Search) -> Any:
         value = current(config, name)
@@ -226,12 +226,12 @@ def params_of(config: TrainConfig, space: Space) -> dict[str, Any]:
 
 
 def base_params(plan: Plan) -> dict[str, Any]:
-    """The settings that a study begins with, as Optuna's parameters."""
+    """The base settings of a study as Optuna parameters."""
     return params_of(plan.base, plan.space)
 
 
 def config_of(plan: Plan, trial: FrozenTrial) -> TrainConfig:
-    """The settings of a trial, without its seed."""
+    """The config of a trial, without its seed."""
     values = {
         name: labels(search)[trial.params[name]] if isinstance(search, Choices) else trial.params[name]
         for name, search in plan.space.items()
@@ -240,33 +240,33 @@ def config_of(plan: Plan, trial: FrozenTrial) -> TrainConfig:
     return with_values(plan.base, plan.space, values)
 
 
-# How far a study is
+# Progress of a study
 
 
 def _repeated(trials: list[FrozenTrial]) -> dict[int, int]:
-    """Trials that were lost and are repeated, with the trials that do."""
+    """Lost trials mapped to the trials that repeat them."""
     return {trial.user_attrs["again"]: trial.number for trial in trials if "again" in trial.user_attrs}
 
 
 def ended(study: Study) -> list[FrozenTrial]:
-    """The trials that have come to an end, without those that are repeated."""
+    """The trials that have ended, except those that are repeated."""
     trials = study.get_trials(deepcopy=False)
     repeated = _repeated(trials)
     return [trial for trial in trials if trial.state.is_finished() and trial.number not in repeated]
 
 
 def remaining(study: Study, total: int) -> int:
-    """Trials that have yet to come to an end."""
+    """The number of trials that have not ended yet."""
     return max(0, total - len(ended(study)))
 
 
 def place_of(study: Study, number: int) -> int:
-    """The place of a trial in the study: a repeated trial has the place of the first attempt."""
+    """The position of a trial in the study: a repeated trial has the position of its first attempt."""
     return number - sum(lost < number for lost in _repeated(study.get_trials(deepcopy=False)))
 
 
 def best_trial(study: Study) -> FrozenTrial | None:
-    """The complete trial with the highest score, the earliest of several."""
+    """The complete trial with the highest score; the earliest of several."""
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     return max(complete, key=lambda trial: (trial.value, -trial.number), default=None)
 
@@ -281,7 +281,7 @@ def reason(trial: FrozenTrial) -> str:
 
 
 def summary(trial: FrozenTrial) -> str:
-    """How a trial ended, in a few words."""
+    """How a trial ended, as short text."""
     if trial.state == TrialState.COMPLETE:
         return f"score {trial.value:.2f}"
     if trial.state == TrialState.PRUNED and "reason" not in trial.user_attrs:
@@ -290,12 +290,12 @@ def summary(trial: FrozenTrial) -> str:
 
 
 def repeat(study: Study, trial: FrozenTrial) -> None:
-    """Queue a lost trial again with the same settings, unless its processes die every time."""
+    """Queue a lost trial again with the same settings, unless its process died too often."""
     losses = trial.user_attrs.get("losses", 0) + (trial.user_attrs.get("reason") != INTERRUPTED)
     if losses > MAX_LOSSES:
         return
     kept = {name: trial.user_attrs[name] for name in ("base", "seeds") if name in trial.user_attrs}
-    # settings that were not all drawn yet are drawn again, from the same seed
+    # if not all settings were sampled yet, sample them again from the same seed
     drawn = trial.params if set(trial.params) == _names(study) else {}
     params = trial.system_attrs.get("fixed_params") or drawn
     study.enqueue_trial(params, user_attrs={**kept, "again": trial.number, "losses": losses})
@@ -308,15 +308,15 @@ def _names(study: Study) -> set[str]:
 
 
 def repeat_lost(study: Study, plan: Plan, pid: int | None = None) -> bool:
-    """Queue trials again that were begun in this directory (by this process) and did not end. Whether there were any.
+    """Queue unfinished trials of this directory (or of process `pid`) again. Returns whether there were any.
 
-    Whoever calls this holds the directory and has no process at work in it, or not that one: nobody runs them.
+    The caller holds the lock of the directory, and none of its processes (or not that one) is running.
     """
     trials = study.get_trials(deepcopy=False)
     repeated, found = _repeated(trials), False
     nowhere = (
         _here(plan) if plan.tune.storage is None else None
-    )  # killed before it could say; our own file is only ours
+    )  # killed before it recorded where it runs; a local storage file has only local trials
     for trial in trials:
         about = trial.user_attrs
         is_ours = about.get("where", nowhere) == _here(plan) and pid in (None, about.get("pid"))
@@ -339,15 +339,15 @@ def _here(plan: Plan) -> str:
 
 
 class InterruptedTrialError(Exception):
-    """A trial that a signal ended."""
+    """A trial that a signal interrupted."""
 
 
 class UnfitError(Exception):
-    """Settings that do not go together."""
+    """Settings that are not compatible with each other."""
 
 
 class Pruning(Callback):
-    """Tells the study how a trial is doing, and ends it when the pruner says so."""
+    """Reports evaluations to the study, and ends a trial when the pruner says so."""
 
     def __init__(self, trial: optuna.Trial, eval_every: int) -> None:
         self.trial, self.eval_every = trial, eval_every
@@ -355,7 +355,7 @@ class Pruning(Callback):
 
     def on_evaluation(self, run: RunView, result: EvaluationResult) -> None:
         """See `Callback.on_evaluation`."""
-        # rounded, because pruners compare equal steps, and rollouts of different lengths end at different ones
+        # rounded: pruners compare equal steps, but rollouts of different lengths end at different steps
         self.trial.report(result.mean, run.env_steps // self.eval_every * self.eval_every)
         if self.trial.should_prune():
             self.pruned = True
@@ -363,7 +363,7 @@ class Pruning(Callback):
 
 
 class TrialRunner:
-    """Trains and judges an agent with the settings of a trial. `begun` is called when the trial is in the storage."""
+    """Trains and scores an agent with the settings of a trial. `begun` is called when the trial is in the storage."""
 
     def __init__(self, plan: Plan, study: Study, stop: Stop, begun: Callable[[], None]) -> None:
         self.plan, self.study, self.stop, self.begun = plan, study, stop, begun
@@ -383,7 +383,7 @@ class TrialRunner:
         except Exception as error:
             text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             trial.set_user_attr("reason", text.strip().splitlines()[0])
-            if isinstance(error, (NonFiniteError, UnfitError)):  # of these settings: the search learns from it
+            if isinstance(error, (NonFiniteError, UnfitError)):  # caused by the settings: the search learns from it
                 raise optuna.TrialPruned from error
             raise
 
@@ -399,7 +399,7 @@ class TrialRunner:
             agent = self._agent(config, seed)
             try:
                 self._train(agent, Pruning(trial, plan.eval_every) if number == 0 else None)
-                # the same episodes for all, as far as an environment's seed decides them
+                # the same episodes for all trials, if the environment's seed determines them
                 episodes = draw_seed(random_stream(plan.base.seed, "score", number))
                 scores.append(agent.evaluate(plan.tune.episodes, seed=episodes).mean)
             finally:
@@ -407,7 +407,7 @@ class TrialRunner:
         return sum(scores) / len(scores)
 
     def _seeds(self, trial: optuna.Trial) -> list[int]:
-        """Seeds of the trainings, decided by the trial's place in the study; a repeated trial has them already."""
+        """Training seeds from the trial's position in the study; a repeated trial keeps its seeds."""
         if "seeds" not in trial.user_attrs:
             rng = random_stream(self.plan.base.seed, "trial", place_of(self.study, trial.number))
             trial.set_user_attr("seeds", [draw_seed(rng) for _ in range(self.plan.tune.seeds)])
@@ -425,7 +425,7 @@ class TrialRunner:
 
     def _agent(self, config: TrainConfig, seed: int) -> Agent:
         threads = 1 if self.plan.tune.jobs > 1 and config.num_threads is None else config.num_threads
-        # evaluations are ours, and a trial ends at its last step or when the pruner says so
+        # evaluation is done here; a trial ends at its last step or when pruned
         config = config.replace(
             seed=seed, num_threads=threads, eval_every=0, stop_reward=None, stop_patience=None, video_every=0
         )
@@ -445,31 +445,31 @@ class TrialRunner:
 
 
 class Turn:
-    """A lock on a file: one process at a time looks whether there is a trial to begin, and begins it.
+    """A file lock: one process at a time checks whether a trial is left and starts it.
 
     The operating system releases it if the process dies.
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._file = open(plan.directory / TURN, "a")  # noqa: SIM115 - held as long as the process works
+        self._file = open(plan.directory / TURN, "a")  # noqa: SIM115 - open as long as the process runs
 
     def take(self) -> None:
-        """Wait for it."""
+        """Wait for the lock."""
         fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def give(self) -> None:
-        """Let another have it."""
+        """Release the lock."""
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Close the file, which gives it too."""
+        """Close the file, which releases the lock too."""
         self._file.close()
 
 
 def work(
     plan: Plan, study: Study, stop: Stop, deadline: float | None, after_trial: Callable[[], None] = lambda: None
 ) -> None:
-    """Run trials one after the other until the study has enough, or there is no more time, or a signal comes."""
+    """Run trials one after another until the study has enough, the time is over, or a signal arrives."""
     turn = Turn(plan)
     runner = TrialRunner(plan, study, stop, turn.give)
     try:
@@ -481,12 +481,12 @@ def work(
                 study.optimize(runner, n_trials=1, catch=(Exception,))
             finally:
                 turn.give()
-                repeat_lost(study, plan, pid=os.getpid())  # the one that a signal has just ended
+                repeat_lost(study, plan, pid=os.getpid())  # the trial that the signal just interrupted
             after_trial()
     finally:
         turn.close()
 
 
 def _is_full(study: Study, total: int) -> bool:
-    """Whether all trials have ended or are under way, here or elsewhere."""
+    """Whether all trials have ended or are running, here or elsewhere."""
     return remaining(study, total) <= len(study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))

@@ -1,7 +1,7 @@
-"""Search for better hyper-parameters: many short trainings, each with other settings, and what the best of them had.
+"""Hyper-parameter search: many short training runs with different settings, and the best settings found.
 
-Trials are ordinary training with an `Agent`. Which settings are tried, and when a trial is given up, is Optuna's part
-(extra `tune`); everything that touches it is in `tuning.study`.
+Trials train an ordinary `Agent`. Optuna (extra `tune`) samples settings and prunes trials; all code that uses it is in
+`tuning.study`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 DATABASE, WORKERS_LOG = "study.db", "workers.log"
 POLL_SECONDS = 0.5
 MAX_FALSE_STARTS = 3
-"""Processes that may end before they begin a trial until something must be wrong with all of them."""
+"""Maximum number of processes in a row that end before starting a trial; then the study fails."""
 
 FLAGS = {
     "algo": "the first argument",
@@ -51,13 +51,13 @@ FLAGS = {
     "output_dir": "--output-dir",
     "eval_every": "--evaluations",
 }
-"""Settings of a run that a study has options of its own for."""
+"""Run settings for which a study has its own options."""
 
 
 @documented
 @dataclass
 class TuneConfig:
-    """Everything that decides a study.
+    """All settings of a study.
 
     Example:
         >>> TuneConfig(algo="ppo", env_id="CartPole-v1", trials=20, timesteps=10_000).jobs
@@ -109,25 +109,25 @@ class TuneConfig:
 
 @dataclass(frozen=True)
 class Plan:
-    """A study, decided: what every process that works on it has to know."""
+    """A resolved study: everything its worker processes need to know."""
 
     tune: TuneConfig
     base: TrainConfig
-    """Settings of the first trial; the others differ in what is searched."""
+    """Settings of the first trial; the others differ in the searched settings."""
     space: Space
     preset: str | None
-    """Name of the preset underneath, if there is one."""
+    """Name of the underlying preset, if any."""
     study_name: str
     directory: Path
     url: str
 
     @property
     def eval_every(self) -> int:
-        """Steps between evaluations: one more would fall behind the end, where the score is taken anyway."""
+        """Steps between evaluations, without one at the very end, where the score is measured anyway."""
         return self.base.total_timesteps // (self.tune.evaluations + 1) + 1
 
     def record(self) -> dict[str, Any]:
-        """What trials of one study have in common; kept in its storage, so that none of another kind are added."""
+        """What all trials of a study share; stored with it, so that no incomparable trials are added."""
         of_a_machine = ("output_dir", "device", "num_threads")
         base = {name: value for name, value in self.base.to_dict().items() if name not in of_a_machine}
         options = {name: getattr(self.tune, name) for name in ("seeds", "evaluations", "episodes", "sampler", "pruner")}
@@ -136,7 +136,7 @@ class Plan:
 
 @dataclass
 class TuneResult:
-    """What a study has found so far."""
+    """The results of a study so far."""
 
     study_name: str
     directory: Path
@@ -144,23 +144,23 @@ class TuneResult:
     best_trial: int
     best_score: float
     first_score: float | None
-    """The score of the settings that the study began with; None if that trial failed."""
+    """The score of the base settings; None if that trial failed."""
     counts: dict[str, int]
-    """Trials by how they ended: complete, pruned, failed."""
+    """The number of trials per outcome: complete, pruned, failed."""
     interrupted: bool = False
-    """Whether a signal ended it before its time; calling again goes on."""
+    """Whether a signal stopped it early; another call continues it."""
     files: dict[str, Path] = field(default_factory=dict)
-    """What was written: preset, report, trials, search."""
+    """Written files: preset, report, trials, search."""
 
 
 def require_tune() -> None:
-    """Refuse before any work is done if the extra is not installed."""
+    """Raise an error before any work if the extra is not installed."""
     if any(importlib.util.find_spec(name) is None for name in ("optuna", "plotly")):
         raise MissingExtraError("the search for hyper-parameters", "tune")
 
 
 def make_plan(tune: TuneConfig, search: Mapping[str, Any] | None = None) -> Plan:
-    """Settings, search space and places of a study; everything that is wrong with them is found here."""
+    """Resolve settings, search space and paths of a study; all problems are raised here."""
     layers = []
     if tune.config is not None:
         layers.append(Layer(read_yaml(tune.config), str(tune.config), tune.trust))
@@ -182,7 +182,7 @@ def make_plan(tune: TuneConfig, search: Mapping[str, Any] | None = None) -> Plan
 
 
 def _nested(settings: Mapping[str, Any], algo: str) -> dict[str, Any]:
-    """Settings by their dotted names as a layer of a config."""
+    """Settings by dotted name as a config layer."""
     own = {item.name for item in dataclasses.fields(get_spec(algo).config)}
     known = own | {item.name for item in dataclasses.fields(TrainConfig)}
     problems = [unknown_key("--set", name, known) for name in settings if name.split(".")[0] not in known]
@@ -201,7 +201,7 @@ def _nested(settings: Mapping[str, Any], algo: str) -> dict[str, Any]:
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The settings that a layer states, by their dotted names."""
+    """The settings in a layer, by dotted name."""
     for key, value in data.items():
         if key == "algorithm" and not prefix and isinstance(value, Mapping):
             yield from _leaves(value)
@@ -212,9 +212,9 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def tune(config: TuneConfig, *, search: Mapping[str, Any] | None = None, progress: bool = True) -> TuneResult:
-    """Run a study, or go on with it, and write what it found: a preset, a report and a table of all trials.
+    """Run or continue a study, and write its results: a preset, a report and a table of all trials.
 
-    `search` is what is searched, as in a file: `{"learning_rate": {"low": 1e-5, "high": 1e-2, "log": True}}`.
+    `search` is the search space, as in a file: `{"learning_rate": {"low": 1e-5, "high": 1e-2, "log": True}}`.
 
     Example:
         >>> result = tune(TuneConfig("ppo", "CartPole-v1", trials=20, timesteps=10_000))  # doctest: +SKIP
@@ -222,7 +222,7 @@ def tune(config: TuneConfig, *, search: Mapping[str, Any] | None = None, progres
     """
     require_tune()
     plan = make_plan(config, search)
-    build_experiment(plan.base.replace(num_threads=1)).close()  # what no trial could do is refused now
+    build_experiment(plan.base.replace(num_threads=1)).close()  # fail now if no trial could run
     from rl_training.tuning import study as studies
 
     try:
@@ -251,7 +251,7 @@ def tune(config: TuneConfig, *, search: Mapping[str, Any] | None = None, progres
 
 @contextlib.contextmanager
 def _alone(plan: Plan) -> Iterator[None]:
-    """Hold the study's directory: of trials that were begun there and did not end, none can still be running."""
+    """Lock the study's directory: unfinished trials that were started there cannot be running any more."""
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(run_lock(plan.directory))
@@ -264,13 +264,13 @@ def _alone(plan: Plan) -> Iterator[None]:
 
 
 class Stop:
-    """Whether a signal has asked for an end. The first one lets what is under way come to a good end."""
+    """Whether a signal has requested a stop. The first signal stops gracefully."""
 
     def __init__(self) -> None:
         self.requested = False
 
     def request(self, number: int, frame: types.FrameType | None) -> None:
-        """Handle a signal; a second one ends everything at once."""
+        """Handle a signal; a second one stops at once."""
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
@@ -280,7 +280,7 @@ class Stop:
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Listen to SIGINT and SIGTERM, where that is possible."""
+        """Handle SIGINT and SIGTERM, if in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -293,7 +293,7 @@ class Stop:
 
 
 class Progress:
-    """A line for each trial that ends, of this process or another: its score, the best so far, and the time left."""
+    """Prints a line for each trial that ends, in any process: its score, the best so far, and the time left."""
 
     def __init__(self, plan: Plan, study: Study, *, show: bool) -> None:
         from rl_training.tuning import study as studies
@@ -314,7 +314,7 @@ class Progress:
         return "\n".join(lines)
 
     def update(self) -> None:
-        """Say what is new."""
+        """Print lines for newly ended trials."""
         for trial in self._studies.ended(self._study):
             if trial.number not in self._seen:
                 self._seen.add(trial.number)
@@ -341,11 +341,11 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-# Processes side by side
+# Parallel processes
 
 
 def _supervise(plan: Plan, study: Study, stop: Stop, say: Progress) -> None:
-    """Keep processes at work until the study is done. One that dies has its trial repeated by another."""
+    """Keep worker processes running until the study is done. If one dies, another repeats its trial."""
     from rl_training.tuning import study as studies
 
     context = multiprocessing.get_context("spawn")  # forking a process that uses torch's threads may hang
@@ -384,7 +384,7 @@ def _supervise(plan: Plan, study: Study, stop: Stop, say: Progress) -> None:
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """Python processes that are started here do not look for modules in the working directory, as `-P` says."""
+    """Child processes do not import modules from the working directory, as with `-P`."""
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
@@ -403,12 +403,12 @@ def _cannot_start(plan: Plan) -> RLTrainingError:
 
 
 def _worker(plan: Plan, deadline: float | None) -> None:
-    """The life of a process of a study: trial after trial, until there are enough."""
+    """Main function of a worker process: run trials until there are enough."""
     import torch
 
     from rl_training.tuning import study as studies
 
-    os.setpgid(0, 0)  # Ctrl-C in the terminal is the parent's business, which asks us to stop
+    os.setpgid(0, 0)  # Ctrl-C goes to the parent, which stops the workers
     _write_to(plan.directory / WORKERS_LOG)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
@@ -418,14 +418,14 @@ def _worker(plan: Plan, deadline: float | None) -> None:
 
 
 def _write_to(path: Path) -> None:
-    """Send what this process prints to a file."""
+    """Redirect this process's output to a file."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
 
 
 def _die_with_parent() -> None:
-    """Leave no process behind when the parent was killed: its trial is repeated when the study goes on."""
+    """Exit when the parent is killed: the trial is repeated when the study continues."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

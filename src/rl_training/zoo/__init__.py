@@ -1,1 +1,1 @@
-"""The zoo: presets, benchmark suites, results and trained agents. It is no second runtime."""
+"""The zoo: presets, benchmark suites, results and trained agents."""

@@ -1,7 +1,7 @@
-"""The driver of a benchmark: starts a worker process for each run, watches their files, and collects the results.
+"""The benchmark driver: starts a worker process per run, monitors the run's files, and collects the results.
 
-Nothing but the run directories is kept between calls. A run is found again by its settings, so a benchmark that was
-interrupted in any way goes on where it was: what is done is not repeated, what was begun is resumed.
+All state is in the run directories. Runs are identified by their settings, so an interrupted benchmark continues where
+it stopped: finished runs are not repeated, unfinished ones are resumed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ State = Literal["waiting", "training", "evaluating", "done", "failed"]
 
 @dataclass
 class Job:
-    """One run that is wanted, and how it is going."""
+    """One requested run and its progress."""
 
     task: Task
     seed: int
@@ -55,7 +55,7 @@ class Job:
     """Why it failed, or what it is waiting for."""
     steps: int = 0
     rate: float = 0.0
-    """Environment steps per second of its process, everything included."""
+    """Environment steps per second of its process, including all overhead."""
     latest: float | None = None
     """Mean return of its latest evaluation."""
     result: RunResult | None = None
@@ -64,21 +64,21 @@ class Job:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The display name."""
         return f"{self.task.name} seed {self.seed}"
 
 
 class View(Protocol):
-    """Shows how a benchmark is going."""
+    """Displays the progress of a benchmark."""
 
     def update(self, jobs: Sequence[Job]) -> None:
-        """Show what has changed."""
+        """Update the display."""
         ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a benchmark ended."""
+    """The result of a benchmark call."""
 
     jobs: list[Job]
     manifest: Manifest
@@ -88,21 +88,21 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """0 if everything is done, 1 if something failed, 128 + n after a signal."""
+        """0 if all runs are done, 1 if some failed, 128 + n after signal n."""
         if self.signal:
             return 128 + self.signal
         return 1 if any(job.state == "failed" for job in self.jobs) else 0
 
 
 class RunIndex:
-    """The runs in a directory, found by what they measure. Their configs are read once."""
+    """The runs in a directory, looked up by identity. Each config is read once."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._known: dict[str, tuple[Any, ...] | None] = {}
 
     def runs(self) -> Iterator[tuple[tuple[Any, ...], RunDirectory]]:
-        """All runs, each with its identity; what is no run that this version understands is passed over."""
+        """All runs with their identities; directories that this version cannot read are skipped."""
         for run in find_runs(self.directory):
             name = run.path.name
             if name not in self._known:
@@ -115,7 +115,7 @@ class RunIndex:
                 yield found, run
 
     def find(self, wanted: tuple[Any, ...]) -> RunDirectory | None:
-        """The run with that identity that is furthest; the newest of equals."""
+        """The run with that identity and the most progress; the newest if there are several."""
         found = [run for known, run in self.runs() if known == wanted]
         return max(found, key=_progress, default=None)
 
@@ -128,7 +128,7 @@ def _progress(run: RunDirectory) -> tuple[bool, int]:
 
 
 class Benchmark:
-    """Runs tasks of a suite in worker processes, a number of them at a time."""
+    """Runs the tasks of a suite in worker processes, several at a time."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Benchmark:
         self.directory = output_dir / suite.name
         self.slots = jobs or available_cores()
         tasks, count = suite.select(only), seeds or suite.seeds
-        # every task once before any task twice
+        # run every task with one seed before the next seed
         self.jobs = [self._job(task, seed) for seed in range(count) for task in tasks]
         self.index = RunIndex(self.directory)
         self._signals: list[int] = []
@@ -153,7 +153,7 @@ class Benchmark:
         return Job(task, seed, config, identity(config))
 
     def run(self, view: View) -> Outcome:
-        """Carry out what is not done yet. Returns when everything is done or has failed, or after a signal."""
+        """Run all jobs that are not done yet. Returns when all are done or have failed, or after a signal."""
         try:
             (self.directory / LOGS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -173,7 +173,7 @@ class Benchmark:
                     self._watch_jobs()
                 view.update(self.jobs)
             finally:
-                self._stop_workers(signal.SIGTERM)  # there are none, unless something above failed
+                self._stop_workers(signal.SIGTERM)  # none left, unless an exception was raised
             return Outcome(self.jobs, self._collect(), self.directory, self._signals[0] if self._signals else 0)
 
     def _is_busy(self) -> bool:
@@ -181,14 +181,14 @@ class Benchmark:
         return bool(states & {"training", "evaluating"}) or ("waiting" in states and not self._signals)
 
     def _look_for_result(self, job: Job) -> None:
-        """Whether the job has been done, now or by an earlier call."""
+        """Check whether the job is done, now or by an earlier call."""
         run = self.index.find(job.identity)
         result = None if run is None else read_result(run)
         if self._is_complete(result):
             job.state, job.result, job.note = "done", result, ""
 
     def _is_complete(self, result: RunResult | None) -> bool:
-        """Whether a result has what this suite asks for; one with fewer episodes only has to be evaluated again."""
+        """Whether a result has enough final episodes; if not, the run is only evaluated again."""
         final = None if result is None else result.final
         return final is not None and final.episodes == self.suite.evaluation.final_episodes
 
@@ -200,7 +200,7 @@ class Benchmark:
             if job.state == "waiting":
                 run = self.index.find(job.identity)
                 owner = None if run is None else lock_owner(run.path)
-                if owner is not None:  # an orphan of an earlier call that is still saving
+                if owner is not None:  # a worker of an earlier call that is still saving
                     job.note = f"its run is held by {owner}"
                     continue
                 self._start(job, run)
@@ -217,18 +217,18 @@ class Benchmark:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **one_thread},
-                start_new_session=True,  # Ctrl-C is for the driver, which tells the workers
+                start_new_session=True,  # Ctrl-C goes to the driver, which stops the workers
             )
         begun = None if run is None else str(run.path)
         order = Order(job.config.to_dict(), self.suite.evaluation.final_episodes, begun, self.suite.trusted)
         assert job.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it ended at once; its log says why
+        with contextlib.suppress(BrokenPipeError):  # it exited at once; its log says why
             job.process.stdin.write(order.line())
             job.process.stdin.flush()
         job.state, job.note = "training", ""
 
     def log_file(self, job: Job) -> Path:
-        """Where a job's worker writes what an ordinary run would write to the screen."""
+        """The log file with the output of a job's worker."""
         return self.directory / LOGS / f"{safe_name(job.task.preset)}-{job.identity[0]}-seed{job.seed}.log"
 
     def _watch_jobs(self) -> None:
@@ -241,7 +241,7 @@ class Benchmark:
                 self._finish(job, code)
 
     def _read_progress(self, job: Job) -> None:
-        """Steps and returns from the run's own files, which may be in the middle of being made."""
+        """Read steps and returns from the run's files, which may be incomplete."""
         if job.run is None or not job.run.path.is_dir():
             job.run = self.index.find(job.identity)
         run = job.run
@@ -277,7 +277,7 @@ class Benchmark:
 
     @contextmanager
     def _catching_signals(self) -> Iterator[None]:
-        """The first signal lets workers save and stop, a second one ends them at once."""
+        """On the first signal, workers save and stop; a second one kills them."""
 
         def handle(number: int, frame: types.FrameType | None) -> None:
             self._signals.append(number)
@@ -294,7 +294,7 @@ class Benchmark:
                 signal.signal(number, handler)
 
     def _collect(self) -> Manifest:
-        """Write the manifest of all results in the directory, also of seeds and tasks that were not asked for now."""
+        """Write the manifest of all results in the directory, including seeds and tasks of earlier calls."""
         found: dict[str, dict[int, RunResult]] = {task.name: {} for task in self.suite.tasks}
         kinds = {self._kind(task): task.name for task in self.suite.tasks}
         for (digest, seed, *evaluation), run in self.index.runs():
@@ -333,7 +333,7 @@ class Benchmark:
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

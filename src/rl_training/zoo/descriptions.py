@@ -1,4 +1,4 @@
-"""Tables of an algorithm's settings and presets, in Markdown: for our docs, and for those of plug-ins."""
+"""Markdown tables of an algorithm's settings and presets, for the docs of this package and of plug-ins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rl_training.zoo.suites import plain_text
 
 
 def describe(spec: AlgorithmSpec) -> str:
-    """A page about an algorithm: what it is, its settings, its presets."""
+    """A page about an algorithm: summary, settings, presets."""
     own = [preset for preset in presets().values() if preset.algo == spec.name]
     facts = [
         ["`algo`", f"`{spec.name}`"],
@@ -49,7 +49,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def environment_text(preset: Preset, env_id: str = "") -> str:
-    """The environment of a preset, or another one, with its arguments."""
+    """The environment of a preset, or `env_id`, with its arguments."""
     kwargs = " ".join(f"`{key}={plain_text(value)}`" for key, value in preset.env_kwargs.items())
     return f"{env_id or preset.env_id} {kwargs}".strip()
 
@@ -64,7 +64,7 @@ def presets_table(chosen: Iterable[Preset]) -> str:
 
 
 def settings_text(cls: type[Any], base: type[Any] | None = None) -> str:
-    """Tables of a config's settings, one for each section: all, or those that differ from the config `base`."""
+    """Tables of a config's settings, one per section: all, or only those that differ from the config `base`."""
     tables = settings_tables(cls)
     if base is not None:
         known = settings_tables(base)
@@ -78,7 +78,7 @@ def settings_text(cls: type[Any], base: type[Any] | None = None) -> str:
 
 
 def settings_tables(cls: type[Any]) -> dict[str, list[list[str]]]:
-    """The rows of a config's own settings (under an empty name) and of each section in it."""
+    """Rows of a config's own settings (under an empty name) and of each of its sections."""
     sections = {
         field.name: field.default_factory
         for field in dataclasses.fields(cls)
@@ -110,7 +110,7 @@ def settings_rows(cls: type[Any], defaults: Any = None, prefix: str = "", skip: 
 
 
 def type_text(hint: Any) -> str:
-    """A type in words."""
+    """A type as text for readers."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return ", ".join(f"`{arg}`" for arg in args)
@@ -130,7 +130,7 @@ def type_text(hint: Any) -> str:
 
 
 def default_text(field: dataclasses.Field[Any], hint: Any, defaults: Any) -> str:
-    """The default as it is written in a config file."""
+    """The default as written in a config file."""
     if defaults is not None:
         value = getattr(defaults, field.name)
     elif field.default_factory is not dataclasses.MISSING:

@@ -1,6 +1,6 @@
-"""Result manifests: what was measured, how, with what, where and when. One JSON file per suite.
+"""Result manifests: what was measured, how, with which versions, where and when. One JSON file per suite.
 
-What a manifest says is checked when it is read. `None` stands for what was not recorded.
+Manifests are validated when read. `None` means not recorded.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ DECISIVE = (
     "algo", "env_id", "env_kwargs", "wrappers", "num_envs", "total_timesteps",
     "normalize_obs", "normalize_reward", "normalize_clip", "algorithm",
 )  # fmt: skip
-"""The settings that decide the numbers, besides the seed."""
+"""The run settings that affect results, besides the seed."""
 
 
 def config_hash(config: TrainConfig) -> str:
-    """A short name for everything that decides a run's numbers, besides seed, versions and machine."""
+    """A short hash of everything that affects a run's results, except seed, versions and machine."""
     data = _decisive(config)
     decisive = [*DECISIVE, *["atari"] * is_atari(config.env_id, config.env_kwargs)]
     decisive += ["action_masks"] * config.action_masks
@@ -44,7 +44,7 @@ def config_hash(config: TrainConfig) -> str:
 
 
 def _decisive(value: Any) -> Any:
-    """Settings as plain data, without those that were added later and are as everything was before them."""
+    """Settings as plain data, without later additions that still have their default."""
     if not is_section(value):
         return to_plain(value)
     return {
@@ -57,7 +57,7 @@ def _decisive(value: Any) -> Any:
 @documented
 @dataclass(frozen=True)
 class Evaluated:
-    """What a policy reached in whole episodes."""
+    """The result of one evaluation."""
 
     mean: float = setting(help="Mean undiscounted return.")
     std: float = setting(help="Deviation over episodes.")
@@ -67,7 +67,7 @@ class Evaluated:
 
     @classmethod
     def of(cls, result: EvaluationResult, step: int) -> Evaluated:
-        """From an evaluation."""
+        """Create from an evaluation result."""
         returns = [round(value, 3) for value in result.returns]
         return cls(round(result.mean, 3), round(result.std, 3), len(returns), step, returns)
 
@@ -75,7 +75,7 @@ class Evaluated:
 @documented
 @dataclass(frozen=True)
 class RunResult:
-    """One seed of one task."""
+    """The result of one seed of one task."""
 
     seed: int = setting(help="Seed of the run.", ge=0)
     env_steps: int = setting(help="Environment steps it was trained for.", ge=1)
@@ -97,14 +97,14 @@ class RunResult:
     )
 
     def judged(self, judge: Judged) -> Evaluated | None:
-        """The evaluation that counts."""
+        """The evaluation that counts: final or best policy."""
         return self.final if judge == "final" else self.best
 
 
 @documented
 @dataclass(frozen=True)
 class TaskResult:
-    """A task and its runs."""
+    """A task and the results of its runs."""
 
     preset: str = setting(help="Name of the preset.")
     settings: dict[str, Any] = setting(help="In what the run differed from the preset.")
@@ -124,23 +124,23 @@ class TaskResult:
     runs: list[RunResult] = setting(help="One for each seed.")
 
     def problems(self) -> list[str]:
-        """What contradicts itself."""
+        """Inconsistencies within the task."""
         seeds = [run.seed for run in self.runs]
         twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
         return [f"runs: seed {seed} is there twice" for seed in twice]
 
     @property
     def name(self) -> str:
-        """For people: `dqn/cartpole double=true`."""
+        """The display name: `dqn/cartpole double=true`."""
         return task_name(self.preset, self.settings)
 
     @property
     def protocol(self) -> tuple[object, ...]:
-        """How it was evaluated."""
+        """The evaluation protocol."""
         return self.final_episodes, self.points, self.episodes, self.deterministic, self.epsilon
 
     def scores(self, judge: Judged | None = None) -> list[float]:
-        """The mean return of each seed, of the policy that counts or of another."""
+        """The mean return of each seed, of the policy that counts or of `judge`."""
         found = [run.judged(judge or self.judge) for run in self.runs]
         return [entry.mean for entry in found if entry is not None]
 
@@ -155,13 +155,13 @@ class Manifest:
     tasks: list[TaskResult] = setting(help="What was measured.")
 
     def problems(self) -> list[str]:
-        """What contradicts itself."""
+        """Inconsistencies within the manifest."""
         keys = [(task.name, task.judge) for task in self.tasks]
         return [f"tasks: '{name}' is there twice" for name, judge in sorted(set(keys)) if keys.count((name, judge)) > 1]
 
 
 def read_manifest(path: Path) -> Manifest:
-    """A manifest from its file; all problems are reported together."""
+    """Read a manifest; all problems are reported together."""
     data = read_mapping(path)
     version = data.get("format")
     if isinstance(version, int) and version > FORMAT_VERSION:
@@ -175,7 +175,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def manifest_of(directory: Path) -> tuple[Manifest | None, list[str]]:
-    """What a benchmark has collected in a directory, if it has anything; and why that cannot be shown."""
+    """The manifest of a benchmark directory, if it has one; and why it cannot be shown."""
     path = directory / MANIFEST
     if not os.path.lexists(path):
         return None, []
@@ -187,12 +187,12 @@ def manifest_of(directory: Path) -> tuple[Manifest | None, list[str]]:
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Write a manifest in one step."""
+    """Write a manifest atomically."""
     write_text(path, dump(to_plain(manifest)))
 
 
 def dump(data: Any) -> str:
-    """JSON with one entry per line, but lists of numbers on one: curves are for machines, the rest is for people."""
+    """JSON with one entry per line, but number lists (curves) on a single line."""
     text = json.dumps(data, indent=1)
     numbers = re.compile(r"\[[\s\d.,eE+nul-]*\]")
     text = numbers.sub(lambda match: " ".join(match[0].split()).replace("[ ", "[").replace(" ]", "]"), text)
@@ -201,7 +201,7 @@ def dump(data: Any) -> str:
 
 
 def merge(old: Manifest, new: Manifest) -> Manifest:
-    """Both manifests in one: the new one's seeds replace equal ones, and all seeds measured with other settings."""
+    """Merge two manifests: new seeds replace equal ones, and all seeds measured with other settings."""
     fresh = {(task.name, task.judge): task for task in new.tasks}
     merged = [_merge_task(task, fresh.pop((task.name, task.judge), None)) for task in old.tasks]
     return Manifest(FORMAT_VERSION, new.suite, [*merged, *fresh.values()])
@@ -216,18 +216,18 @@ def _merge_task(old: TaskResult, new: TaskResult | None) -> TaskResult:
 
 
 def results_dir() -> Path:
-    """Where the package keeps the manifests of what was measured."""
+    """The package's directory of result manifests."""
     return Path(str(resources.files("rl_training"))) / "zoo" / "results"
 
 
 def read_results(directory: Path) -> list[Manifest]:
-    """The manifests in a directory. Other files there (of other measurements) say so by having no `suite`."""
+    """The manifests in a directory. JSON files without `suite` (other measurements) are skipped."""
     paths = sorted(directory.glob("*.json"))
     return [read_manifest(path) for path in paths if "suite" in read_mapping(path)]
 
 
 def pick(candidates: Sequence[TaskResult], current_hash: str) -> TaskResult | None:
-    """Of several results of one task the one to show: with today's settings, of the most seeds, the newest."""
+    """The result of a task to show: prefer current settings, then the most seeds, then the newest."""
 
     def rank(task: TaskResult) -> tuple[bool, int, str]:
         return task.config_hash == current_hash, len(task.scores()), max((run.date for run in task.runs), default="")

@@ -1,4 +1,4 @@
-"""What people see of a benchmark while it goes on: one table on a terminal, plain lines elsewhere."""
+"""Progress display of a benchmark: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rl_training.contracts.text import printable
 from rl_training.zoo.benchmark import Job, Outcome, View
 
 LINE_SECONDS = 30.0
-"""Seconds between plain lines about a run that goes on."""
+"""Seconds between plain lines about an active run."""
 ORDER = ("training", "evaluating", "failed", "done", "waiting")
 COLORS = {"training": "cyan", "evaluating": "cyan", "done": "green", "failed": "red", "waiting": "dim"}
 
 
 @contextmanager
 def showing(title: str, *, quiet: bool = False, console: Console | None = None) -> Iterator[View]:
-    """A view for the standard error of this process."""
+    """A view that writes to standard error."""
     console = console or Console(file=sys.stderr)
     if quiet:
         yield Silence()
@@ -43,7 +43,7 @@ class Silence:
 
 
 class LiveTable:
-    """One table, redrawn in place: what is running first, and as much of the rest as the screen has room for."""
+    """A table redrawn in place: active runs first, then as many others as fit on the screen."""
 
     def __init__(self, title: str, live: Live, console: Console) -> None:
         self.title, self.live, self.console = title, live, console
@@ -54,7 +54,7 @@ class LiveTable:
         self.live.update(self.table(jobs), refresh=True)
 
     def table(self, jobs: Sequence[Job]) -> Table:
-        """The table as it is now."""
+        """The current table."""
         done = sum(job.state == "done" for job in jobs)
         minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
         title = f"{self.title}: {done} of {len(jobs)} runs done, {minutes}:{seconds:02} min"
@@ -94,7 +94,7 @@ def _row(job: Job) -> list[str]:
 
 
 class PlainLines:
-    """A line whenever a run changes its state, and now and then while it goes on."""
+    """Prints a line when a run changes state, and from time to time while it is active."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -127,7 +127,7 @@ def _line(job: Job) -> str:
 
 
 def summary(outcome: Outcome) -> Table:
-    """What each task has reached so far: the median over its seeds, and each seed."""
+    """The results so far: per task, the median over seeds and each seed."""
     table = Table("task", "seeds", "judged", "median", "each seed", box=None)
     wanted = {job.task.name for job in outcome.jobs}
     for task in outcome.manifest.tasks:

@@ -1,6 +1,6 @@
-"""Benchmark suites: YAML files that name presets, seeds, steps, how to evaluate and how to normalise scores.
+"""Benchmark suites: YAML files that name presets, seeds, steps, the evaluation protocol and score normalisation.
 
-A file is checked whole, against the presets and the settings that it names, before anything is trained.
+A file is checked completely, including its presets and settings, before training starts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SUITES_OWN = frozenset(
     | {"checkpoint_keep", "checkpoint_best", "stop_reward", "stop_patience", "max_seconds", "video_every", "wandb"}
     | {"mlflow"}
 )
-"""Settings that the suite decides for all of its runs; a task may change any other."""
+"""Settings that the suite determines for all runs; a task may change any other."""
 
 
 @documented
@@ -45,7 +45,7 @@ class Protocol:
 @documented
 @dataclass(frozen=True)
 class Normalization:
-    """The scale of an environment's scores: 0 is a random policy, 1 a named reference."""
+    """The score scale of an environment: 0 is a random policy, 1 a named reference."""
 
     env_id: str = setting(help="Environment.")
     low: float = setting(help="Mean return of uniformly random actions.")
@@ -54,24 +54,24 @@ class Normalization:
     env_kwargs: dict[str, Any] = setting(factory=dict, help="Only for tasks with these arguments of the environment.")
 
     def problems(self) -> list[str]:
-        """What cannot be a scale."""
+        """Why the scale is invalid; empty if valid."""
         if self.high > self.low:
             return []
         return [f"high: must be above low, got {self.high:g} and {self.low:g} for {self.env_id}"]
 
     def fits(self, env_id: str, env_kwargs: Mapping[str, Any]) -> bool:
-        """Whether it is the scale of an environment with these arguments."""
+        """Whether the scale is for an environment with these arguments."""
         return self.env_id == env_id and self.env_kwargs.items() <= dict(env_kwargs).items()
 
     def score(self, value: float) -> float:
-        """A return on the scale."""
+        """The normalised score of a return."""
         return (value - self.low) / (self.high - self.low)
 
 
 @documented
 @dataclass(frozen=True)
 class TaskFile:
-    """One task as a suite's file states it."""
+    """One task as written in a suite file."""
 
     preset: str = setting(help="Name of a preset, or a pattern such as `*/cartpole` for all that match.")
     settings: dict[str, Any] = setting(factory=dict, help="Other settings than the preset's, as in a config file.")
@@ -81,7 +81,7 @@ class TaskFile:
 @documented
 @dataclass(frozen=True)
 class SuiteFile:
-    """A benchmark suite as its file states it."""
+    """A benchmark suite as written in its file."""
 
     description: str = setting(help="What the suite is for, in one line.")
     tasks: list[TaskFile] = setting(help="Presets to train.")
@@ -93,7 +93,7 @@ class SuiteFile:
 
 @dataclass(frozen=True)
 class Task:
-    """A preset, perhaps with other settings, and how it is judged."""
+    """A preset, optionally with changed settings, and how it is evaluated."""
 
     preset: str
     config: TrainConfig
@@ -103,13 +103,13 @@ class Task:
 
     @property
     def name(self) -> str:
-        """For people: `dqn/cartpole double=true`."""
+        """The display name: `dqn/cartpole double=true`."""
         return task_name(self.preset, self.settings)
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A checked suite."""
+    """A validated suite."""
 
     name: str
     description: str
@@ -117,10 +117,10 @@ class Suite:
     evaluation: Protocol
     tasks: tuple[Task, ...]
     trusted: bool = True
-    """Whether it may name what a stranger's file may not: a module to import, a path, a logger on the network."""
+    """Whether it may name a module to import, a path, or a logger that uses the network."""
 
     def select(self, patterns: Sequence[str]) -> tuple[Task, ...]:
-        """The tasks that were asked for, by the name of their preset, their own, or a pattern; all if none was."""
+        """The tasks selected by preset name, task name or pattern; all if `patterns` is empty."""
         chosen = {pattern: [task for task in self.tasks if _is_called(task, pattern)] for pattern in patterns}
         missing = [pattern for pattern, found in chosen.items() if not found]
         if missing:
@@ -135,12 +135,12 @@ class Suite:
 
 
 def task_name(preset: str, settings: Mapping[str, Any]) -> str:
-    """A preset with what was changed: `dqn/cartpole double=true`."""
+    """A preset name with its changed settings: `dqn/cartpole double=true`."""
     return " ".join([preset, *(f"{key}={plain_text(value)}" for key, value in flat_settings(settings))])
 
 
 def flat_settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Changed settings, those of the algorithm among those of the run."""
+    """Changed settings in one flat sequence, of the run and of the algorithm."""
     for key, value in settings.items():
         if key == "algorithm" and isinstance(value, Mapping):
             yield from value.items()
@@ -149,7 +149,7 @@ def flat_settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def plain_text(value: Any) -> str:
-    """Plain data on one line, numbers as people write them."""
+    """Plain data on one line, with short number formats."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -169,20 +169,20 @@ def _scientific(value: float) -> str:
 
 
 def task_config(preset: Preset, settings: Mapping[str, Any], source: str, *, trust: bool = True) -> TrainConfig:
-    """The config of a preset with other settings."""
+    """The config of a preset with changed settings."""
     place = {"env_id": preset.env_id} if preset.is_family and "env_id" not in settings else {}
     return resolve([preset.layer(), Layer({**place, **settings}, source, trusted=trust)])
 
 
 @functools.cache
 def suites() -> dict[str, Path]:
-    """The files of the suites that ship with the package, by name."""
+    """The suite files that ship with the package, by name."""
     root = Path(str(resources.files("rl_training"))) / "zoo" / "suites"
     return {path.stem: path for path in sorted(root.glob("*.yaml"))}
 
 
 def get_suite(name: str, *, trust: bool = False) -> Suite:
-    """The suite of that name, or in that file; `trust` lets a file name a module to import (package:Env-v0)."""
+    """A suite by name or from a file; `trust` allows a file to name a module to import (package:Env-v0)."""
     if name in suites():
         return read_suite(suites()[name])
     if name.endswith((".yaml", ".yml")):
@@ -193,7 +193,7 @@ def get_suite(name: str, *, trust: bool = False) -> Suite:
 
 
 def read_suite(path: Path, *, trust: bool = False) -> Suite:
-    """A suite from its file; all problems are reported together."""
+    """Read a suite; all problems are reported together."""
     problems: list[str] = []
     data = build(SuiteFile, read_yaml(path), str(path), problems)
     if data is INVALID:
@@ -211,7 +211,7 @@ def read_suite(path: Path, *, trust: bool = False) -> Suite:
 
 
 def _tasks(data: SuiteFile, where: str, problems: list[str], *, trust: bool) -> Iterator[Task]:
-    """The tasks of a file. A pattern stands for the presets that the file does not name by themselves."""
+    """The tasks of a file. A pattern matches presets that the file does not name explicitly."""
     named = {task_name(task.preset, task.settings) for task in data.tasks}
     for index, task in enumerate(data.tasks):
         place = f"{where} > tasks[{index}]"
@@ -250,7 +250,7 @@ def _matching(task: TaskFile, named: set[str], place: str, problems: list[str]) 
 
 
 def _scale(scales: Sequence[Normalization], config: TrainConfig) -> Normalization | None:
-    """The scale of a config's environment; one with its arguments is nearer than one without."""
+    """The scale for a config's environment; one with matching arguments has priority over one without."""
     fitting = [scale for scale in scales if scale.fits(config.env_id, config.env_kwargs)]
     return max(fitting, key=lambda scale: len(scale.env_kwargs), default=None)
 

@@ -1,7 +1,7 @@
-"""One run of a benchmark: an ordinary run, trained or resumed, then evaluated. Each is a process of its own.
+"""One benchmark run in its own process: trained or resumed like any run, then evaluated.
 
-The driver writes an order to a worker's standard input and keeps it open. A worker that loses its driver stops as if it
-had been interrupted: it saves, and can be resumed.
+The driver writes an order to the worker's standard input and keeps the pipe open. If the driver dies, the worker stops
+as if interrupted: it saves, and can be resumed.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from rl_training.zoo.manifest import Evaluated, RunResult, config_hash, dump
 from rl_training.zoo.suites import Protocol
 
 RESULT = "benchmark.json"
-"""The file in a run directory that says what the run reached; a run that has it is done."""
+"""The result file in a run directory; a run that has it is done."""
 SECONDS = "time/training_seconds"
 INTERRUPTED = 130
 
 
 @dataclass
 class Stopwatch(Callback):
-    """Counts the seconds of training over resumes, without those of evaluations."""
+    """Counts training time across resumes, excluding evaluations."""
 
     transient: ClassVar[tuple[str, ...]] = ("_began",)
     spent: float = field(default=0.0, init=False)
@@ -66,7 +66,7 @@ class Stopwatch(Callback):
 
 
 def run_config(config: TrainConfig, protocol: Protocol, seed: int, directory: Path) -> TrainConfig:
-    """A task's config for one seed, evaluated and saved as often as the suite says."""
+    """A task's config for one seed, with the suite's evaluation and checkpoint intervals."""
     every = max(1, config.total_timesteps // protocol.points)
     return config.replace(
         seed=seed,
@@ -83,17 +83,17 @@ def run_config(config: TrainConfig, protocol: Protocol, seed: int, directory: Pa
 
 
 def identity(config: TrainConfig) -> tuple[Any, ...]:
-    """What makes two runs the same measurement."""
+    """The key that identifies a measurement: equal for runs that measure the same."""
     evaluation = (config.eval_every, config.eval_episodes, config.eval_deterministic, config.eval_epsilon)
     return (config_hash(config), config.seed, *evaluation)
 
 
 def measure(config: TrainConfig, final_episodes: int, run: Path | None = None) -> RunResult | None:
-    """Train a run, or go on with one that was begun, and evaluate it. None if it was interrupted, to go on later.
+    """Train or resume a run, and evaluate it. None if it was interrupted; a later call continues it.
 
-    Everything that takes long is saved on the way: the training in checkpoints, the end in the run's `benchmark.json`.
+    Progress is saved along the way: training in checkpoints, the result in the run's `benchmark.json`.
     """
-    if run is not None and not checkpoints_of(run):  # it ended before its first checkpoint: nothing to go on from
+    if run is not None and not checkpoints_of(run):  # stopped before its first checkpoint: nothing to resume
         shutil.rmtree(run)
         run = None
     if run is None:
@@ -111,7 +111,7 @@ def measure(config: TrainConfig, final_episodes: int, run: Path | None = None) -
 
 
 def _continue(run: Path, config: TrainConfig) -> None:
-    """Go on with a run, whose files may name nothing that the suite does not: not they are trusted, but the suite."""
+    """Resume a run. Its files may name only what the suite does: the suite is trusted, the files are not."""
     if identity(read_config(run / CONFIG, trust=True)) != identity(config):
         raise CheckpointError(f"{run / CONFIG}: has other settings than the suite says")
     loggers = {name: getattr(config, name) for name in NETWORK_LOGGERS}
@@ -119,12 +119,12 @@ def _continue(run: Path, config: TrainConfig) -> None:
 
 
 def is_trained(run: RunDirectory) -> bool:
-    """Whether a run has come to its end."""
+    """Whether a run has finished training."""
     return run.status() == "finished"
 
 
 def evaluate_run(run: RunDirectory, config: TrainConfig, episodes: int) -> RunResult:
-    """What a finished run reached, before training, at its end and at its best, with what else is worth knowing."""
+    """Evaluate the untrained, final and best policies of a finished run; the result also holds times and versions."""
     about, steps = run.metadata(), run.env_steps()
     curve = [entry for entry in run.evaluations() if not entry.get("final")]
     training = list(read_metrics(run.path / METRICS))
@@ -149,12 +149,12 @@ def evaluate_run(run: RunDirectory, config: TrainConfig, episodes: int) -> RunRe
 
 
 def write_result(run: RunDirectory, result: RunResult) -> None:
-    """Write the run's `benchmark.json`, in one step."""
+    """Write the run's `benchmark.json` atomically."""
     write_text(run.path / RESULT, dump(to_plain(result)))
 
 
 def read_result(run: RunDirectory) -> RunResult | None:
-    """What the run reached, or None if it is not done, or the file is not one that this version wrote."""
+    """The run's result, or None if it is not done or the file was not written by this version."""
     if not os.path.lexists(run.path / RESULT):
         return None
     try:
@@ -165,7 +165,7 @@ def read_result(run: RunDirectory) -> RunResult | None:
 
 
 def _latest_return(training: list[dict[str, Any]], step: int) -> float | None:
-    """The mean return of training episodes that was logged last at a step; none before the first episode ended."""
+    """The last logged mean return of training episodes at a step; None before the first episode ended."""
     found = [entry.get("rollout/return_mean") for entry in training if entry["global_step"] <= step]
     known = [value for value in found if value is not None]
     return round(known[-1], 3) if known else None
@@ -177,7 +177,7 @@ def _untrained(config: TrainConfig) -> Agent:
 
 
 def _load(path: Path, config: TrainConfig) -> Agent:
-    """An agent of a run, in the environment that the suite says: what the checkpoint says of it is only compared."""
+    """Load an agent of a run in the suite's environment; the environment in the checkpoint is only compared with it."""
     experiment, _ = load_experiment(path, config=config)
     return agent_of(experiment)
 
@@ -196,26 +196,26 @@ def _evaluate(agent: Agent, episodes: int) -> Evaluated:
 
 @dataclass(frozen=True)
 class Order:
-    """What the driver tells a worker."""
+    """The driver's instructions to a worker."""
 
     config: dict[str, Any]
     final_episodes: int
     run: str | None
-    """The run directory to go on with, if there is one."""
+    """The run directory to resume, if any."""
     trusted: bool = False
-    """Whether the config may name a module to import, a path, or a logger on the network."""
+    """Whether the config may name a module to import, a path, or a logger that uses the network."""
 
     def line(self) -> bytes:
-        """As the first line of the worker's standard input."""
+        """The first line of the worker's standard input."""
         return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
 
 
 def stop_with_driver() -> None:
-    """Interrupt this process when the driver is gone, however it went: then the pipe from it is closed."""
+    """Interrupt this process when the driver dies, which closes the pipe from it."""
 
     def wait() -> None:
         with contextlib.suppress(OSError):
-            while os.read(0, 1):  # not through sys.stdin, whose lock the interpreter wants when it ends
+            while os.read(0, 1):  # not sys.stdin: the interpreter needs its lock at exit
                 pass
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -223,7 +223,7 @@ def stop_with_driver() -> None:
 
 
 def main() -> int:
-    """Carry out an order. The last line on standard error says why one failed."""
+    """Execute an order. On failure, the last line on standard error is the reason."""
     order = Order(**json.loads(sys.stdin.buffer.readline()))
     stop_with_driver()
     try:

@@ -1,4 +1,4 @@
-"""Where metrics go: files, TensorBoard, Weights & Biases, MLflow, the terminal."""
+"""Loggers: files, TensorBoard, Weights & Biases, MLflow, the terminal."""
 
 from rl_training.experiment.logging.base import (
     LoggedRun,

@@ -1,4 +1,4 @@
-"""The logger's interface, and the callback that feeds loggers on their own schedule."""
+"""The logger interface, and the callback that calls loggers at their interval."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from rl_training.runtime.callbacks import Callback, Every, RunView
 
 
 class Logger(Protocol):
-    """Takes numbers under their names."""
+    """Records named scalars."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record metrics at an environment step."""
         ...
 
     def close(self) -> None:
-        """Flush and release what the logger holds."""
+        """Flush and release resources."""
         ...
 
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """What a logger is told of the run when it is made."""
+    """Information about the run that a logger receives on creation."""
 
     directory: Path
     config: Mapping[str, Any]
     """The resolved config as plain data."""
     run_id: str
-    """A short name of the run that stays the same when it is resumed."""
+    """A short id of the run that stays the same when it is resumed."""
     history: Sequence[Mapping[str, Any]]
-    """What was logged before a resume, one mapping for each line; `global_step` is the environment step."""
+    """Metrics logged before a resume, one mapping per line; `global_step` is the environment step."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ def register_logger(name: str) -> Callable[[FactoryT], FactoryT]:
 
 
 def make_logger(config: LoggerConfig, run: LoggedRun) -> Logger:
-    """A registered logger; one that lacks something is refused."""
+    """Create a registered logger; an error if it has no `log` or `close` method."""
     logger: Logger = LOGGERS.make(config.name, (run,), config.kwargs, "loggers")
     if missing := [part for part in ("log", "close") if not callable(getattr(logger, part, None))]:
         raise ConfigError(
@@ -81,12 +81,12 @@ def make_logger(config: LoggerConfig, run: LoggedRun) -> Logger:
 
 @dataclass
 class LoggingCallback(Callback):
-    """Reads the metrics every so many steps and hands them to the loggers."""
+    """Passes the metrics to the loggers every so many steps."""
 
     loggers: Sequence[Logger]
     every: Every
     logged_at: int = -1
-    """The last step that the loggers have."""
+    """The last step that was logged."""
 
     def on_iteration(self, run: RunView) -> None:
         """See `Callback.on_iteration`."""
@@ -106,7 +106,7 @@ class LoggingCallback(Callback):
             logger.log(run.env_steps, metrics)
 
     def on_stop(self, run: RunView) -> None:
-        """See `Callback.on_stop`. An interrupted run adds no line that the uninterrupted one would not have."""
+        """See `Callback.on_stop`. An interrupted run logs no line that an uninterrupted run would not have."""
         if self.logged_at != run.env_steps and run.iterations > 0 and not run.interrupted:
             self._log(run)
 

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object per line, readable by anything."""
+"""metrics.jsonl: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl_training.contracts.state import MAX_NUMBER
 from rl_training.experiment.files import Appender, open_file, require_file, write_text
 
 TAIL_BYTES = 16_384
-"""More than a line has."""
+"""Longer than any line."""
 
 
 class JsonlLogger:
@@ -39,7 +39,7 @@ class JsonlLogger:
 
 
 def _drop_cut_line(path: Path) -> None:
-    """Remove a last line that was cut off by a crash, which the next one would be joined to."""
+    """Remove an incomplete last line left by a crash, so that the next line is not appended to it."""
     if not os.path.lexists(path):
         return
     require_file(path)
@@ -52,12 +52,12 @@ def _drop_cut_line(path: Path) -> None:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a metrics file; a line that was cut off by a crash, or damaged, is passed over."""
+    """The lines of a metrics file; incomplete or damaged lines are skipped."""
     return (entry for entry in _lines(path) if entry is not None)
 
 
 def last_metrics(path: Path) -> dict[str, Any]:
-    """The last whole line of a metrics file that may be growing; empty if there is none. Reads only the file's end."""
+    """The last complete line of a metrics file that may be growing; empty if there is none. Reads only its end."""
     if not os.path.lexists(path):
         return {}
     require_file(path)
@@ -73,9 +73,9 @@ def last_metrics(path: Path) -> dict[str, Any]:
 
 
 def rewind_metrics(path: Path, env_steps: int) -> None:
-    """Drop the lines from beyond a step: the run goes on from there and will write them again."""
+    """Drop the lines after a step: a run resumed from there writes them again."""
     lines = list(_lines(path))
-    damaged = lines[:-1].count(None)  # the last one may have been cut off by a crash
+    damaged = lines[:-1].count(None)  # the last one may be incomplete after a crash
     if damaged:
         warnings.warn(f"{path}: {damaged} damaged lines are dropped", stacklevel=2)
     kept = [entry for entry in lines if entry is not None and entry["global_step"] <= env_steps]
@@ -84,7 +84,7 @@ def rewind_metrics(path: Path, env_steps: int) -> None:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
-    """One entry per line, None where it is not one that the package writes."""
+    """One entry per line, None if the line is not valid."""
     if not os.path.lexists(path):
         return
     require_file(path)

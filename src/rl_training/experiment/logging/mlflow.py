@@ -19,30 +19,30 @@ EXPERIMENT = "rl-training"
 RUN_TAG = "rl_training.run_id"
 STORE, ARTIFACTS = "mlflow.db", "mlartifacts"
 MAX_METRICS = 1000
-"""Numbers that MLflow takes at once."""
+"""Maximum number of metrics per MLflow request."""
 MAX_VALUE = 500
-"""Characters of a parameter's value that every MLflow store takes."""
+"""Maximum length of a parameter value that every MLflow store accepts."""
 
 
 def require_mlflow() -> None:
-    """Refuse before any work is done if there is no MLflow, or nothing for it to keep its numbers in."""
+    """Raise an error before training if MLflow or its database backend is not installed."""
     if any(find_spec(name) is None for name in ("mlflow", "sqlalchemy", "alembic")):
         raise MissingExtraError("the mlflow setting", "mlflow")
 
 
 class MlflowLogger:
-    """Sends scalars to one MLflow run, named like the run directory; a resumed run goes on in the same one.
+    """Sends scalars to one MLflow run, named like the run directory; a resumed run continues the same MLflow run.
 
-    They go where MLflow's own variables say (`MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_NAME`); by default into a
+    MLflow's own variables (`MLFLOW_TRACKING_URI`, `MLFLOW_EXPERIMENT_NAME`) set the destination; by default it is a
     database beside the run directory, so that nothing leaves the machine.
     """
 
     def __init__(self, directory: Path, config: dict[str, Any], run_id: str, about: Mapping[str, Any]) -> None:
         require_mlflow()
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # reports to its makers otherwise
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # MLflow sends usage data otherwise
         from mlflow.tracking import MlflowClient
 
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # tells of each table that it makes
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # logs every table it creates
         home = directory.resolve().parent
         self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home / STORE}")
         experiment = self._experiment(home)
@@ -68,7 +68,7 @@ class MlflowLogger:
         if known is None:
             try:
                 return str(self._client.create_experiment(name, artifact_location=place))
-            except MlflowException:  # another run made it in the meantime
+            except MlflowException:  # created by another run in the meantime
                 known = self._client.get_experiment_by_name(name)
                 if known is None:
                     raise
@@ -78,11 +78,11 @@ class MlflowLogger:
         from mlflow.entities import Param
 
         parameters = [Param(_name(key), str(value)[:MAX_VALUE]) for key, value in _leaves(config)]
-        for start in range(0, len(parameters), 100):  # as many as MLflow takes at once
+        for start in range(0, len(parameters), 100):  # MLflow's limit per request
             self._client.log_batch(self._run, params=parameters[start : start + 100])
 
     def _last_steps(self, metrics: Mapping[str, float]) -> dict[str, int]:
-        """How far each metric was logged: a resumed run repeats steps, and MLflow would keep both."""
+        """The last logged step of each metric: a resumed run repeats steps, and MLflow would keep both."""
         histories = {name: self._client.get_metric_history(self._run, name) for name in metrics}
         return {name: max(point.step for point in points) for name, points in histories.items() if points}
 
@@ -97,7 +97,7 @@ class MlflowLogger:
         self._send()
 
     def _send(self) -> None:
-        """Log what waits; what the store does not take (a full disk, no network) is tried again with the next."""
+        """Send queued metrics; if the store fails (full disk, no network), they are sent with the next ones."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -124,14 +124,14 @@ class MlflowLogger:
 
 
 def _tags(about: Mapping[str, Any]) -> dict[str, str]:
-    """Versions and the commit, the latter under the name that MLflow shows it by."""
+    """Versions and the git commit, the latter under the tag that MLflow displays."""
     tags = {f"version.{name}": str(version) for name, version in about.get("versions", {}).items()}
     commit = about.get("git_commit")
     return {**tags, "mlflow.source.git.commit": str(commit)} if commit else tags
 
 
 def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The config's values under names with dots: `algorithm.gamma`."""
+    """The config's values under dotted names: `algorithm.gamma`."""
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{prefix}{key}.")

@@ -1,4 +1,4 @@
-"""The live bar: steps, percent, speed, return, best return, time left. Plain lines where there is no terminal."""
+"""The progress bar: steps, percent, speed, return, best return, time left. Plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINE_SECONDS = 5.0
 
 
 class ProgressCallback(Callback):
-    """Shows how a run is going, on standard error so that standard output stays clean."""
+    """Shows training progress on standard error, so that standard output stays clean."""
 
     def __init__(self, title: str, console: Console | None = None) -> None:
         self.title = title

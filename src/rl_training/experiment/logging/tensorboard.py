@@ -16,12 +16,13 @@ from rl_training.experiment.files import Appender
 
 
 class TensorBoardLogger:
-    """Writes scalars. TensorBoard is imported only here, when it is used: it is heavy.
+    """Writes scalars. TensorBoard is imported here only, when used: the import is slow.
 
-    Its own writer works in a thread and ends a run when the disk is full; here events are written like metrics.jsonl.
+    TensorBoard's own writer uses a thread and ends a run when the disk is full; here events are written as in
+    metrics.jsonl.
 
-    `history` is what was logged before, from metrics.jsonl: event files cannot be shortened, so after a resume they are
-    written anew from it, without steps that are missing or there twice.
+    `history` holds what was logged before, from metrics.jsonl: event files cannot be truncated, so they are rewritten
+    from it after a resume, without missing or duplicate steps.
     """
 
     def __init__(self, directory: Path, history: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -62,7 +63,7 @@ def _scalars(step: int, metrics: Mapping[str, float], wall_time: float) -> bytes
 
 
 def _record(event: Any) -> bytes:
-    """An event as event files have it: with its length and checksums."""
+    """An event in the format of event files: with length and checksums."""
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     record = io.BytesIO()

@@ -11,13 +11,13 @@ from rl_training.contracts.errors import MissingExtraError
 
 
 def require_wandb() -> None:
-    """Refuse before any work is done if there is no Weights & Biases."""
+    """Raise an error before training if Weights & Biases is not installed."""
     if find_spec("wandb") is None:
         raise MissingExtraError("the wandb setting", "wandb")
 
 
 class WandbLogger:
-    """Sends scalars to one W&B run, named like the run directory; a resumed run goes on in the same one."""
+    """Sends scalars to one W&B run, named like the run directory; a resumed run continues the same W&B run."""
 
     def __init__(self, directory: Path, config: dict[str, Any], run_id: str) -> None:
         require_wandb()
