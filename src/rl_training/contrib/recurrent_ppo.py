@@ -61,8 +61,8 @@ class RecurrentPPOConfig(PPOConfig):
 def cut_rollout(rollout: RolloutBuffer, states: Tensor, length: int) -> tuple[Tensor, Sequences]:
     """Split a rollout into sequences of `length` steps of one environment; the last of each may be padded.
 
-    `states` [T, N, S] are the recurrent states before each row. Returns the sequences and, for each of their positions
-    [length, B], the index of its row in the flattened rollout (which has no invalid rows).
+    `states` [T, N, S] are the recurrent states before each row. Returns, for each position [length, B] in the
+    sequences, the index of its row in the flattened rollout (which has no invalid rows), and the sequences.
     """
     valid, starts = rollout.valid[: len(states)].to(states.device), rollout.episode_starts().to(states.device)
     rows = (valid.flatten().cumsum(0) - 1).view_as(valid) * valid
