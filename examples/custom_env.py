@@ -1,9 +1,9 @@
-"""Train on an environment of your own: give the agent a callable that makes one. Runs in a few seconds.
+"""Train on a custom environment: pass the agent a function that creates one. Runs in a few seconds.
 
     python examples/custom_env.py
 
-A callable, and not an environment, because training steps several copies of it side by side, and evaluation has copies
-of its own. Everything else works as with a registered id.
+It is a function and not an environment, because training steps several copies in parallel, and evaluation uses separate
+copies. Everything else works as with a registered id.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rl_training import PPO
 
 
 class Corridor(gym.Env[np.ndarray, int]):
-    """Walk to the door. Position and door are somewhere on a line; actions are a step to the left or to the right."""
+    """Walk to a door on a line. The position and the door are random; the actions are a step left and a step right."""
 
     def __init__(self, length: int = 10) -> None:
         self.length = length
@@ -27,15 +27,15 @@ class Corridor(gym.Env[np.ndarray, int]):
         self.position = self.door = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)  # seeds self.np_random: take every random number from it, and runs can be repeated
+        super().reset(seed=seed)  # seeds self.np_random: draw all random numbers from it for reproducible runs
         self.position, self.door = self.np_random.choice(self.length, size=2, replace=False)
         return self._observe(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
         self.position = int(np.clip(self.position + (1 if action == 1 else -1), 0, self.length - 1))
         arrived = bool(self.position == self.door)
-        # `terminated` is for ends that belong to the task. A time limit does not: leave `truncated` to the wrapper, and
-        # the agent will know that the episode could have gone on. `is_success` makes success rates appear in results.
+        # `terminated` is for ends that belong to the task. A time limit does not: the TimeLimit wrapper sets
+        # `truncated`, and the agent then bootstraps. With `is_success`, results include success rates.
         return self._observe(), 1.0 if arrived else -0.05, arrived, False, {"is_success": arrived}
 
     def _observe(self) -> np.ndarray:

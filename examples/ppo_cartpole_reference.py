@@ -1,8 +1,8 @@
-"""PPO on CartPole in one file: the algorithm from top to bottom, in the order in which it happens.
+"""PPO on CartPole in one file: the algorithm from top to bottom, in order of execution.
 
-It imports nothing of rl_training. With equal seeds and settings the package collects the same transitions and learns
-the same weights, up to rounding (tests/parity/test_ppo_reference.py holds them together), so this file can be read as
-the package's specification. The numbers of equations refer to
+It imports nothing from rl_training. With equal seeds and settings the package collects the same transitions and learns
+the same weights, up to rounding (tested in tests/parity/test_ppo_reference.py), so this file can be read as the
+package's specification. Equation numbers refer to
 
     [PPO]  Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
     [GAE]  Schulman et al. 2016, High-Dimensional Continuous Control Using Generalized Advantage Estimation,
@@ -39,7 +39,7 @@ class Args:
     env_id: str = "CartPole-v1"
     """Gymnasium environment id."""
     max_episode_steps: int | None = None
-    """Truncate episodes after so many steps; by default as the environment is registered."""
+    """Truncate episodes after this many steps; by default the limit of the registered environment."""
     seed: int = 0
     """Seed of every random number."""
     total_timesteps: int = 100_000
@@ -55,13 +55,13 @@ class Args:
     learning_rate: float = 1e-3
     """Adam's step size."""
     clip_coef: float = 0.2
-    """How far the probability ratio may go from 1 (epsilon in [PPO], eq. 7)."""
+    """Clipping range of the probability ratio around 1 (epsilon in [PPO], eq. 7)."""
     anneal: bool = True
-    """Let the learning rate and the clipping range fall linearly to zero."""
+    """Decrease the learning rate and the clipping range linearly to zero."""
     gamma: float = 0.98
     """Discount."""
     gae_lambda: float = 0.8
-    """Trade of bias for variance in the advantages ([GAE], eq. 16)."""
+    """Bias-variance trade-off of the advantages ([GAE], eq. 16)."""
     vf_coef: float = 1.0
     """Weight of the value loss (c1 in [PPO], eq. 9)."""
     ent_coef: float = 0.0
@@ -71,12 +71,12 @@ class Args:
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
-    """A random stream of its own for each consumer: to draw more actions never changes a shuffle or a start state."""
+    """A separate random generator for each use: drawing more actions never changes a shuffle or an initial state."""
     return np.random.default_rng([seed, zlib.crc32(name.encode()), 0])
 
 
 class ActorCritic(nn.Module):
-    """Two separate networks: observations to action logits (the policy pi), and to a state value (V)."""
+    """Two separate networks: from observations to action logits (the policy pi), and to a state value (V)."""
 
     def __init__(self, num_inputs: int, num_actions: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class ActorCritic(nn.Module):
         self.actor = mlp(num_actions)
         self.critic = mlp(1)
         # Orthogonal weights keep the scale of the signal through the layers. The actor's last layer is almost zero, so
-        # that every action is about equally likely in the beginning, whatever is observed.
+        # that the initial policy is almost uniform for every observation.
         for layer in (self.actor[0], self.actor[2], self.critic[0], self.critic[2]):
             orthogonal(layer, math.sqrt(2))
         orthogonal(self.actor[4], 0.01)
@@ -109,64 +109,64 @@ def orthogonal(layer: nn.Linear, gain: float) -> None:
 
 
 def sample(log_probs: Tensor, rng: np.random.Generator) -> Tensor:
-    """Actions [N], by the Gumbel-max trick: the argmax of log p + Gumbel noise is distributed like p.
+    """Sample actions [N] by the Gumbel-max trick: the argmax of log p + Gumbel noise is distributed like p.
 
-    Minus the log of an exponential draw is Gumbel noise. torch.distributions would do as well, but it draws from the
-    global random state of torch, which everything else in the process shares.
+    Minus the log of an exponential sample is Gumbel noise. torch.distributions would work too, but it uses torch's
+    global random state, which all code in the process shares.
     """
     draws = rng.standard_exponential(tuple(log_probs.shape), dtype=np.float32)
-    noise = -np.log(np.maximum(draws, np.float32(1e-8)))  # a draw of exactly zero would be infinite noise
+    noise = -np.log(np.maximum(draws, np.float32(1e-8)))  # a sample of exactly zero would give infinite noise
     return (log_probs + torch.from_numpy(noise)).argmax(dim=-1)
 
 
 def of_actions(log_probs: Tensor, actions: Tensor) -> Tensor:
-    """Log-probabilities [B] of the actions taken, out of those of all actions [B, A]."""
+    """Log-probabilities [B] of the actions taken, from those of all actions [B, A]."""
     return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
 def train(args: Args, on_rollout: Callable[[dict[str, Tensor]], None] | None = None) -> dict[str, Any]:
-    """Train, print, and return the losses of every update, the final return and the final parameters.
+    """Train, print progress, and return the losses of every update, the final return and the final parameters.
 
-    `on_rollout` is shown every rollout, with its advantages, before it is learned from.
+    `on_rollout` is called with every rollout and its advantages, before the gradient steps.
     """
-    torch.set_num_threads(1)  # more threads cost more than they give on networks of this size
+    torch.set_num_threads(1)  # networks of this size are slower with more threads
     action_rng, shuffle_rng = stream(args.seed, "policy"), stream(args.seed, "algorithm")
-    torch.manual_seed(int(shuffle_rng.integers(2**63)))  # torch's own random state decides the initial weights only
+    torch.manual_seed(int(shuffle_rng.integers(2**63)))  # torch's global random state is only for initial weights
 
-    # A plain list of environments. A vector environment would reset by itself, and that is where final observations get
-    # lost; here we reset, so we see them.
+    # A plain list of environments. A vector environment resets automatically, and final observations are easily lost;
+    # here we reset ourselves, so we get them.
     limit = {} if args.max_episode_steps is None else {"max_episode_steps": args.max_episode_steps}
     envs = [gym.make(args.env_id, **limit) for _ in range(args.num_envs)]
     env_seed = int(stream(args.seed, "environment").integers(2**31))
     obs = np.stack([env.reset(seed=env_seed + i)[0] for i, env in enumerate(envs)])
 
     net = ActorCritic(int(np.prod(envs[0].observation_space.shape)), int(envs[0].action_space.n))
-    # Adam's usual epsilon, 1e-8, lets weights with tiny gradients take full-size steps; 1e-5 damps them.
+    # Adam's default epsilon, 1e-8, lets weights with tiny gradients take full-size steps; 1e-5 damps them.
     optimizer = torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=1e-5)
 
     step, update = 0, 0
-    running_returns = np.zeros(args.num_envs)  # of the episodes in flight
+    running_returns = np.zeros(args.num_envs)  # of the unfinished episodes
     finished_returns: deque[float] = deque(maxlen=100)
     history: list[dict[str, float]] = []
 
     while step < args.total_timesteps:
-        # Schedules follow the steps already made, so that the last update still has a learning rate.
+        # Schedules use the steps before this rollout, so that the learning rate of the last update is not zero.
         remaining = 1.0 - step / args.total_timesteps if args.anneal else 1.0
         learning_rate, clip_coef = args.learning_rate * remaining, args.clip_coef * remaining
 
-        # 1. Collect T steps of N environments with the policy as it is ([PPO], algorithm 1, "run policy pi_old").
-        #    The last rollout is cut short, so that the budget of steps is kept.
+        # 1. Collect T steps of N environments with the current policy ([PPO], algorithm 1, "run policy pi_old").
+        #    The last rollout is shorter, to keep to the total number of steps.
         T = min(args.num_steps, math.ceil((args.total_timesteps - step) / args.num_envs))
         N = args.num_envs
         rollout = {
             "obs": torch.zeros(T, N, *obs.shape[1:]),
-            "next_obs": torch.zeros(T, N, *obs.shape[1:]),  # what really followed, also where an episode ended
+            "next_obs": torch.zeros(T, N, *obs.shape[1:]),  # also the final observation of an episode
             "actions": torch.zeros(T, N, dtype=torch.int64),
             "logprobs": torch.zeros(T, N),
             "values": torch.zeros(T, N),
             "rewards": torch.zeros(T, N),
-            "terminated": torch.zeros(T, N, dtype=torch.bool),  # the episode is over: no reward can follow
-            "truncated": torch.zeros(T, N, dtype=torch.bool),  # it was cut by a time limit: rewards would follow
+            "terminated": torch.zeros(T, N, dtype=torch.bool),  # true end: the future value is 0
+            "truncated": torch.zeros(T, N, dtype=torch.bool),  # time limit: bootstrap from the final observation
         }
         for t in range(T):
             with torch.no_grad():
@@ -182,7 +182,7 @@ def train(args: Args, on_rollout: Callable[[dict[str, Tensor]], None] | None = N
                 rollout["next_obs"][t, i] = torch.from_numpy(obs[i])
                 rollout["rewards"][t, i] = float(reward)
                 rollout["terminated"][t, i] = terminated
-                rollout["truncated"][t, i] = truncated and not terminated  # both at once: it is over
+                rollout["truncated"][t, i] = truncated and not terminated  # if both are set, it is a termination
                 running_returns[i] += float(reward)
                 if terminated or truncated:
                     finished_returns.append(running_returns[i])
@@ -191,18 +191,18 @@ def train(args: Args, on_rollout: Callable[[dict[str, Tensor]], None] | None = N
         step += T * N
         update += 1
 
-        # 2. Advantages, backwards in time.
+        # 2. Compute advantages backwards in time.
         with torch.no_grad():
             next_values = net.value(rollout["next_obs"].flatten(0, 1)).view(T, N)
         advantages = torch.zeros(T, N)
         advantage = torch.zeros(N)
         for t in reversed(range(T)):
-            # The TD error ([GAE], eq. 10). Termination means that the future is worth nothing. Truncation does not: the
-            # value of the last observation stands for the rewards that would have followed.
+            # The TD error ([GAE], eq. 10). After termination the future value is 0. After truncation it is the value of
+            # the final observation, which estimates the rewards that would have followed.
             future = next_values[t] * ~rollout["terminated"][t]
             delta = rollout["rewards"][t] + args.gamma * future - rollout["values"][t]
-            # Their discounted sum ([GAE], eq. 16). It ends where the episode does, in either way: the next row belongs
-            # to another episode.
+            # The discounted sum of TD errors ([GAE], eq. 16). It stops at every episode end, terminated or truncated:
+            # the next row belongs to another episode.
             goes_on = ~(rollout["terminated"][t] | rollout["truncated"][t])
             advantage = delta + args.gamma * args.gae_lambda * goes_on * advantage
             advantages[t] = advantage
@@ -221,12 +221,12 @@ def train(args: Args, on_rollout: Callable[[dict[str, Tensor]], None] | None = N
                 minibatch = {name: values[rows] for name, values in batch.items()}
                 log_probs = net.log_probs(minibatch["obs"])
 
-                # Normalised per minibatch, so that the size of the rewards does not decide the size of the step.
+                # Normalised per minibatch, so that the step size does not depend on the scale of the rewards.
                 A = minibatch["advantages"]
                 A = (A - A.mean()) / (A.std() + 1e-8)
 
-                # The clipped surrogate ([PPO], eq. 7). The minimum makes it pessimistic: moving the ratio further than
-                # 1 +- epsilon in the direction that the advantage wants gains nothing, so there is no gradient to it.
+                # The clipped surrogate ([PPO], eq. 7). The minimum makes it pessimistic: moving the ratio beyond
+                # 1 +- epsilon in the direction of the advantage does not improve it, so the gradient is zero there.
                 log_ratio = of_actions(log_probs, minibatch["actions"]) - minibatch["logprobs"]
                 ratio = log_ratio.exp()
                 clipped = ratio.clamp(1.0 - clip_coef, 1.0 + clip_coef)
@@ -236,7 +236,7 @@ def train(args: Args, on_rollout: Callable[[dict[str, Tensor]], None] | None = N
                 value_loss = 0.5 * (net.value(minibatch["obs"]) - minibatch["returns"]).square().mean()
                 entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
 
-                # [PPO], eq. 9, with its sign turned: we minimise.
+                # [PPO], eq. 9, with the opposite sign, because we minimise.
                 loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
 
                 optimizer.zero_grad()
@@ -259,7 +259,7 @@ def train(args: Args, on_rollout: Callable[[dict[str, Tensor]], None] | None = N
                 }
                 gradient_steps.append({name: value.detach() for name, value in found.items()})
 
-        # 4. Tell how it went: the means over the gradient steps, and the KL of the last one.
+        # 4. Log the means over the gradient steps, and the KL of the last one.
         losses = {name: float(torch.stack([s[name] for s in gradient_steps]).mean()) for name in gradient_steps[0]}
         losses["approx_kl"] = float(gradient_steps[-1]["approx_kl"])
         mean_return = float(np.mean(finished_returns)) if finished_returns else float("nan")

@@ -1,8 +1,8 @@
-"""Recurrent PPO on CartPole without velocities, in one file: what a memory changes about PPO, from top to bottom.
+"""Recurrent PPO on CartPole without velocities, in one file: what a recurrent policy changes in PPO.
 
-It imports nothing of rl_training. With equal seeds and settings the package collects the same transitions and learns
-the same weights, up to rounding (tests/parity/test_recurrent_ppo_reference.py holds them together). What has nothing to
-do with memory is explained in ppo_cartpole_reference.py. The numbers of equations refer to
+It imports nothing from rl_training. With equal seeds and settings the package collects the same transitions and learns
+the same weights, up to rounding (tested in tests/parity/test_recurrent_ppo_reference.py). The parts that are the same
+as in PPO are explained in ppo_cartpole_reference.py. Equation numbers refer to
 
     [PPO]  Schulman et al. 2017, Proximal Policy Optimization Algorithms, arXiv:1707.06347
     [GAE]  Schulman et al. 2016, High-Dimensional Continuous Control Using Generalized Advantage Estimation,
@@ -32,9 +32,9 @@ import tyro
 from torch import Tensor, nn
 
 SIZE = 64
-"""Width of the memories and of the hidden layers."""
+"""Width of the LSTMs and of the hidden layers."""
 SEEN = [0, 2]
-"""Position and angle. CartPole also shows velocities, which we hide: one observation does not tell how it goes on."""
+"""Indices of position and angle. The velocities are hidden, which makes the task partially observable."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Args:
     """Recurrent PPO on CartPole without velocities."""
 
     max_episode_steps: int | None = None
-    """Truncate episodes after so many steps; by default as the environment is registered."""
+    """Truncate episodes after this many steps; by default the limit of the registered environment."""
     seed: int = 0
     """Seed of every random number."""
     total_timesteps: int = 200_000
@@ -52,19 +52,19 @@ class Args:
     num_steps: int = 128
     """Steps of each environment per rollout (T)."""
     sequence_length: int = 32
-    """Steps through which gradients flow back in time (L)."""
+    """Steps of backpropagation through time (L)."""
     num_epochs: int = 10
     """Passes over each rollout."""
     minibatch_size: int = 256
     """Transitions per gradient step, as whole sequences."""
     learning_rate: float = 1e-3
-    """Adam's step size; falls linearly to zero."""
+    """Adam's step size; decreases linearly to zero."""
     clip_coef: float = 0.2
-    """How far the probability ratio may go from 1 (epsilon in [PPO], eq. 7)."""
+    """Clipping range of the probability ratio around 1 (epsilon in [PPO], eq. 7)."""
     gamma: float = 0.98
     """Discount."""
     gae_lambda: float = 0.95
-    """Trade of bias for variance in the advantages ([GAE], eq. 16)."""
+    """Bias-variance trade-off of the advantages ([GAE], eq. 16)."""
     vf_coef: float = 1.0
     """Weight of the value loss (c1 in [PPO], eq. 9)."""
     ent_coef: float = 0.0
@@ -74,14 +74,14 @@ class Args:
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
-    """A random stream of its own for each consumer."""
+    """A separate random generator for each use."""
     return np.random.default_rng([seed, zlib.crc32(name.encode()), 0])
 
 
 class RecurrentActorCritic(nn.Module):
-    """Two separate networks, each an LSTM and hidden layers behind it: to action logits (pi), and to a value (V).
+    """Two separate networks, each an LSTM followed by hidden layers: for action logits (pi) and for a value (V).
 
-    The state [N, 4 * SIZE] is all that is remembered: hidden and cell state of the actor's LSTM, then of the critic's.
+    The recurrent state [N, 4 * SIZE] is the hidden and cell state of the actor's LSTM, then those of the critic's.
     """
 
     def __init__(self, num_inputs: int, num_actions: int) -> None:
@@ -109,7 +109,7 @@ class RecurrentActorCritic(nn.Module):
         orthogonal(self.critic[4], 1.0)
 
     def forward(self, obs: Tensor, state: Tensor, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One step: log pi(a | history) [N, A], V(history) [N], and the next state. `start` [N] empties the memory."""
+        """One step: log pi(a | history) [N, A], V(history) [N], and the next state. `start` [N] resets the state."""
         state = state * (~start).float().unsqueeze(-1)
         hidden_a, cell_a, hidden_c, cell_c = state.chunk(4, dim=-1)
         hidden_a, cell_a = self.actor_memory(obs, (hidden_a, cell_a))
@@ -132,14 +132,14 @@ def sample(log_probs: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def of_actions(log_probs: Tensor, actions: Tensor) -> Tensor:
-    """Log-probabilities [...] of the actions taken, out of those of all actions [..., A]."""
+    """Log-probabilities [...] of the actions taken, from those of all actions [..., A]."""
     return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
 def train(args: Args, on_rollout: Callable[[dict[str, Tensor]], None] | None = None) -> dict[str, Any]:
-    """Train, print, and return the losses of every update, the final return and the final parameters.
+    """Train, print progress, and return the losses of every update, the final return and the final parameters.
 
-    `on_rollout` is shown every rollout, with its advantages, before it is learned from.
+    `on_rollout` is called with every rollout and its advantages, before the gradient steps.
     """
     torch.set_num_threads(1)
     action_rng, shuffle_rng = stream(args.seed, "policy"), stream(args.seed, "algorithm")
@@ -153,7 +153,7 @@ def train(args: Args, on_rollout: Callable[[dict[str, Tensor]], None] | None = N
     net = RecurrentActorCritic(len(SEEN), int(envs[0].action_space.n))
     optimizer = torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=1e-5)
 
-    # What outlives a rollout: the memory goes on where it was, and is emptied only where an episode begins.
+    # The recurrent state persists across rollouts, and is reset only where an episode begins.
     state = torch.zeros(args.num_envs, 4 * SIZE)
     start = torch.ones(args.num_envs, dtype=torch.bool)
 
@@ -165,7 +165,7 @@ def train(args: Args, on_rollout: Callable[[dict[str, Tensor]], None] | None = N
     while step < args.total_timesteps:
         learning_rate = args.learning_rate * (1.0 - step / args.total_timesteps)
 
-        # 1. Collect T steps of N environments. Each row keeps the state before it, and whether an episode begins in it.
+        # 1. Collect T steps of N environments. Each row stores the state before it, and whether an episode begins.
         T = min(args.num_steps, math.ceil((args.total_timesteps - step) / args.num_envs))
         N = args.num_envs
         rollout = {
@@ -197,8 +197,8 @@ def train(args: Args, on_rollout: Callable[[dict[str, Tensor]], None] | None = N
                 rollout["terminated"][t, i] = terminated
                 rollout["truncated"][t, i] = truncated and not terminated
                 running_returns[i] += float(reward)
-            # The value of what really followed, remembered by the episode that it belongs to: before any reset, with
-            # the state after this row, and without emptying it.
+            # The value of the next observation of the same episode: before any reset, with the recurrent state after
+            # this row.
             with torch.no_grad():
                 nothing = torch.zeros(N, dtype=torch.bool)
                 rollout["next_values"][t] = net(torch.from_numpy(obs), state, nothing)[1]
@@ -210,7 +210,7 @@ def train(args: Args, on_rollout: Callable[[dict[str, Tensor]], None] | None = N
         step += T * N
         update += 1
 
-        # 2. Advantages, backwards in time ([GAE], eq. 10 and 16).
+        # 2. Compute advantages backwards in time ([GAE], eq. 10 and 16).
         advantages = torch.zeros(T, N)
         advantage = torch.zeros(N)
         for t in reversed(range(T)):
@@ -224,8 +224,9 @@ def train(args: Args, on_rollout: Callable[[dict[str, Tensor]], None] | None = N
         if on_rollout is not None:
             on_rollout(rollout)
 
-        # 3. Cut the rollout into sequences [L, B] of one environment each. A memory learns only along the time, so rows
-        #    cannot be shuffled one by one. A rollout that does not divide is padded; `there` marks what is no padding.
+        # 3. Split the rollout into sequences [L, B] of one environment each. Backpropagation through time needs
+        #    consecutive rows, so rows cannot be shuffled one by one. The last sequences are padded if L does not divide
+        #    T; `there` marks the rows that are not padding.
         L = min(args.sequence_length, T)
         W = math.ceil(T / L)
         rollout["there"] = torch.ones(T, N, dtype=torch.bool)
@@ -243,9 +244,9 @@ def train(args: Args, on_rollout: Callable[[dict[str, Tensor]], None] | None = N
             for chosen in np.array_split(shuffle_rng.permutation(W * N), num_minibatches):
                 minibatch = {name: values[:, chosen] for name, values in sequences.items()}
 
-                # From the state that the sequence began with when it was collected, through time. That state is old by
-                # now, since the weights that made it have changed; it stays as it is until the next rollout. Episodes
-                # that begin within a sequence begin with an empty memory, as they did then.
+                # Run the sequence from its stored initial state. That state is stale, since the weights have changed
+                # after it was collected; it is not recomputed until the next rollout. Episodes that begin inside a
+                # sequence begin with a zero state, as in collection.
                 memory = minibatch["states"][0]
                 found_log_probs, found_values = [], []
                 for t in range(L):
@@ -253,7 +254,7 @@ def train(args: Args, on_rollout: Callable[[dict[str, Tensor]], None] | None = N
                     found_log_probs.append(log_probs)
                     found_values.append(values)
 
-                # From here on rows are rows, and everything is plain PPO.
+                # From here on rows are independent, and everything is plain PPO.
                 there = minibatch["there"]
                 log_probs, values = torch.stack(found_log_probs)[there], torch.stack(found_values)[there]
                 flat = {name: rows[there] for name, rows in minibatch.items()}
@@ -281,7 +282,7 @@ def train(args: Args, on_rollout: Callable[[dict[str, Tensor]], None] | None = N
                 }
                 gradient_steps.append({name: value.detach() for name, value in found.items()})
 
-        # 5. Tell how it went.
+        # 5. Log.
         losses = {name: float(torch.stack([s[name] for s in gradient_steps]).mean()) for name in gradient_steps[0]}
         mean_return = float(np.mean(finished_returns)) if finished_returns else float("nan")
         history.append({"step": step, "mean_return": mean_return, **losses})

@@ -1,8 +1,8 @@
-"""SAC on Pendulum in one file: the algorithm from top to bottom, in the order in which it happens.
+"""SAC on Pendulum in one file: the algorithm from top to bottom, in order of execution.
 
-It imports nothing of rl_training. With equal seeds, settings and initial weights the package collects the same
-transitions, samples the same batches and learns the same weights, up to rounding (tests/parity/test_sac_reference.py
-holds them together), so this file can be read as the package's specification. The numbers of equations refer to
+It imports nothing from rl_training. With equal seeds, settings and initial weights the package collects the same
+transitions, samples the same batches and learns the same weights, up to rounding (tested in
+tests/parity/test_sac_reference.py), so this file can be read as the package's specification. Equation numbers refer to
 
     [SAC]  Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv:1812.05905
 
@@ -37,31 +37,31 @@ class Args:
     env_id: str = "Pendulum-v1"
     """Gymnasium environment id."""
     max_episode_steps: int | None = None
-    """Truncate episodes after so many steps; by default as the environment is registered."""
+    """Truncate episodes after this many steps; by default the limit of the registered environment."""
     seed: int = 0
     """Seed of every random number."""
     total_timesteps: int = 20_000
-    """Environment steps. Each of them is followed by one gradient step of every network."""
+    """Environment steps. Each is followed by one gradient step of every network."""
     buffer_size: int = 1_000_000
-    """Transitions that the replay memory D keeps."""
+    """Capacity of the replay buffer D, in transitions."""
     learning_starts: int = 100
     """Steps with random actions before the first gradient step."""
     batch_size: int = 256
     """Transitions per gradient step."""
     learning_rate: float = 1e-3
-    """Adam's step size, of the actor, the critics and the temperature."""
+    """Adam's step size for the actor, the critics and the temperature."""
     gamma: float = 0.99
     """Discount."""
     tau: float = 0.005
-    """Share of the new weights in each update of the target networks."""
+    """Weight of the online parameters in each target network update."""
     initial_temperature: float = 1.0
-    """Where the temperature alpha begins."""
+    """Initial temperature alpha."""
     target_entropy: float | None = None
-    """Entropy that the temperature aims at; by default minus the number of action dimensions ([SAC], table 1)."""
+    """Target entropy of the temperature; by default minus the number of action dimensions ([SAC], table 1)."""
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
-    """A random stream of its own for each consumer: to draw more actions never changes a batch or a start state."""
+    """A separate random generator for each use: drawing more actions never changes a batch or an initial state."""
     return np.random.default_rng([seed, zlib.crc32(name.encode()), 0])
 
 
@@ -77,12 +77,12 @@ def sample(actor: nn.Module, obs: Tensor, rng: np.random.Generator) -> tuple[Ten
     from the critics through the action into the actor.
     """
     mean, log_std = actor(obs).chunk(2, dim=-1)
-    log_std = log_std.clamp(-20.0, 2.0)  # its exponential must neither vanish nor explode
+    log_std = log_std.clamp(-20.0, 2.0)  # keeps the standard deviation in a safe range
     noise = torch.from_numpy(rng.standard_normal(tuple(mean.shape), dtype=np.float32))
     u = mean + log_std.exp() * noise
 
-    # The density of tanh(u) is that of u divided by the slope of tanh, 1 - tanh(u)^2 ([SAC], appendix C). Where tanh(u)
-    # is almost 1, that difference has no digits left; 4 / (e^u + e^-u)^2 is the same number and its log is exact.
+    # The density of tanh(u) is that of u divided by the slope of tanh, 1 - tanh(u)^2 ([SAC], appendix C). If tanh(u) is
+    # almost 1, that difference loses all precision; 4 / (e^u + e^-u)^2 is the same number, and its log is accurate.
     log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2.0 * math.pi)
     log_slope = 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
     return u.tanh(), (log_normal - log_slope).sum(dim=-1)
@@ -93,25 +93,25 @@ def train(
     on_start: Callable[[dict[str, nn.Module]], None] | None = None,
     on_update: Callable[[dict[str, Tensor]], None] | None = None,
 ) -> dict[str, Any]:
-    """Train, print, and return the episodes' returns, the replay memory and the final parameters.
+    """Train, print progress, and return the episode returns, the replay buffer and the final parameters.
 
-    `on_start` is given the networks and may change their weights. `on_update` is shown every batch with its losses,
-    after it was learned from.
+    `on_start` is called with the networks and may change their weights. `on_update` is called with every batch and its
+    losses, after the gradient steps.
     """
-    torch.set_num_threads(1)  # more threads cost more than they give on networks of this size
+    torch.set_num_threads(1)  # networks of this size are slower with more threads
     action_rng, sample_rng = stream(args.seed, "policy"), stream(args.seed, "sampler")
     noise_rng = stream(args.seed, "algorithm")
-    torch.manual_seed(int(noise_rng.integers(2**63)))  # torch's own random state decides the initial weights only
+    torch.manual_seed(int(noise_rng.integers(2**63)))  # torch's global random state is only for initial weights
 
-    # We reset the environment ourselves, so we see the last observation of each episode.
+    # We reset the environment ourselves, so we get the final observation of each episode.
     limit = {} if args.max_episode_steps is None else {"max_episode_steps": args.max_episode_steps}
     env = gym.make(args.env_id, **limit)
     low, high = env.action_space.low, env.action_space.high
     obs, _ = env.reset(seed=int(stream(args.seed, "environment").integers(2**31)))
     num_inputs, A = obs.shape[0], env.action_space.shape[0]
 
-    # The policy pi (two outputs per action: mean and log standard deviation), and two critics Q(s, a). Each critic errs
-    # upwards where the actor looks for the largest value; the smaller of two errs less.
+    # The policy pi (two outputs per action: mean and log standard deviation), and two critics Q(s, a). The actor
+    # maximises Q, and so exploits a critic's overestimates; the minimum of two critics reduces them.
     actor, q1, q2 = mlp(num_inputs, 2 * A), mlp(num_inputs + A, 1), mlp(num_inputs + A, 1)
     if on_start is not None:
         on_start({"actor": actor, "q1": q1, "q2": q2})
@@ -123,26 +123,26 @@ def train(
     critic_optimizer = torch.optim.Adam([*q1.parameters(), *q2.parameters()], lr=args.learning_rate)
     alpha_optimizer = torch.optim.Adam([log_alpha], lr=args.learning_rate)
 
-    # The replay memory D: a ring, in which a new transition takes the place of the oldest one.
+    # The replay buffer D: a ring buffer, in which a new transition overwrites the oldest one.
     D = {
         "obs": np.zeros((args.buffer_size, num_inputs), np.float32),
-        "action": np.zeros((args.buffer_size, A), np.float32),  # in [-1, 1], as the actor made it
+        "action": np.zeros((args.buffer_size, A), np.float32),  # in [-1, 1], before rescaling
         "reward": np.zeros(args.buffer_size, np.float32),
-        "next_obs": np.zeros((args.buffer_size, num_inputs), np.float32),  # what really followed, also at an end
-        "terminated": np.zeros(args.buffer_size, np.bool_),  # the episode is over: no reward can follow
+        "next_obs": np.zeros((args.buffer_size, num_inputs), np.float32),  # also the final observation of an episode
+        "terminated": np.zeros(args.buffer_size, np.bool_),  # true end of the episode: the future value is 0
     }
     found, returns, running_return = {}, [], 0.0
 
     for step in range(args.total_timesteps):
-        # 1. Act: at random at first, so that the critics see all kinds of actions; then as the policy samples.
+        # 1. Act: first uniformly at random, so that the buffer covers the action space; then sample from the policy.
         if step < args.learning_starts:
             action = action_rng.random(A, dtype=np.float32) * 2.0 - 1.0
         else:
             with torch.no_grad():
                 action = sample(actor, torch.from_numpy(obs[None]).float(), action_rng)[0][0].numpy()
 
-        # 2. Store the transition. `truncated` is not stored. A time limit ends the episode, but not what could have
-        #    been earned after it: for learning, that transition is like any other.
+        # 2. Store the transition. `truncated` is not stored: a time limit ends the episode, but the target still
+        #    bootstraps from the final observation.
         next_obs, reward, terminated, truncated, _ = env.step(low + (action + 1.0) * (0.5 * (high - low)))
         slot = step % args.buffer_size
         D["obs"][slot], D["action"][slot], D["reward"][slot] = obs, action, reward
@@ -154,15 +154,15 @@ def train(
             running_return = 0.0
             obs, _ = env.reset()
 
-        # 3. One gradient step of everything, on a batch drawn with replacement; draws count from the oldest.
+        # 3. One gradient step of each network, on a batch sampled with replacement; index 0 is the oldest transition.
         if step >= args.learning_starts:
             size = min(step + 1, args.buffer_size)
             rows = (step + 1 - size + sample_rng.integers(size, size=args.batch_size)) % args.buffer_size
             batch = {name: torch.from_numpy(column[rows]) for name, column in D.items()}
             alpha = log_alpha.detach().exp()
 
-            # 3a. The critics. What comes next is worth its value and its entropy, Q(s', a') - alpha log pi(a'|s')
-            #     ([SAC], eq. 3), for an action that the policy of today would take there, not the one that was taken.
+            # 3a. The critics. The soft value of the next state is Q(s', a') - alpha log pi(a'|s') ([SAC], eq. 3), for
+            #     an action sampled from the current policy, not the one that was taken.
             with torch.no_grad():
                 next_action, next_log_prob = sample(actor, batch["next_obs"], noise_rng)
                 next_inputs = torch.cat([batch["next_obs"], next_action], dim=1)
@@ -176,8 +176,8 @@ def train(
             critic_loss.backward()
             critic_optimizer.step()
 
-            # 3b. The actor, with fresh actions: high value and high entropy ([SAC], eq. 9). The critics get gradients
-            #     here too, but do not use them: they are zeroed before the critics' next step.
+            # 3b. The actor, with newly sampled actions: maximise value and entropy ([SAC], eq. 9). The critics get
+            #     gradients here too, but these are zeroed before the critics' next step.
             action_now, log_prob = sample(actor, batch["obs"], noise_rng)
             inputs_now = torch.cat([batch["obs"], action_now], dim=1)
             q_now = torch.minimum(q1(inputs_now), q2(inputs_now)).squeeze(1)
@@ -192,7 +192,7 @@ def train(
             alpha_loss.backward()
             alpha_optimizer.step()
 
-            # 3d. The target critics follow slowly: an exponential moving average of the critics' weights.
+            # 3d. Update the target networks: an exponential moving average of the critics' weights.
             with torch.no_grad():
                 for q, q_target in ((q1, q1_target), (q2, q2_target)):
                     for new, old in zip(q.parameters(), q_target.parameters(), strict=True):
@@ -205,7 +205,7 @@ def train(
             if on_update is not None:
                 on_update({**batch, **found})
 
-        # 4. Tell how it went.
+        # 4. Log.
         if (step + 1) % 1_000 == 0 or step + 1 == args.total_timesteps:
             mean_return = float(np.mean(returns[-10:])) if returns else float("nan")
             shown = "   ".join(f"{name.replace('_', ' ')} {float(value):8.3f}" for name, value in found.items())

@@ -1,14 +1,14 @@
 """Makes functions of tensors fast without changing what they compute. README.md in this folder explains how.
 
-- `Accelerated(function, module)`: a function and its network go in, a function with the same meaning comes out.
-- `ArrayNetwork(*modules)`: acting; a chain of layers as a function of numpy arrays.
-- `using(mode)`, `report(owner)`, `forget(owner)`: choose a mode, say what is accelerated, start again after weights
-  were replaced.
-- `num_registrations()`: changes when a module anywhere gets another submodule or parameter.
-- `layout`, `write_gradients`, `scale_`: the three places where flat parameters meet memory.
-- `ConvolutionStack`, `WideLinear`: layers of image networks, as torch has them.
+- `Accelerated(function, module)`: takes a function and its network, and is a faster function with the same behaviour.
+- `ArrayNetwork(modules)`: for acting; evaluates a chain of layers on numpy arrays.
+- `using(mode)`, `report(owner)`, `forget(owner)`: select a mode, report what is accelerated, drop recordings after
+  weights were replaced.
+- `num_registrations()`: changes when any module gets a new submodule or parameter.
+- `layout`, `write_gradients`, `scale_`: memory layout, gradients and in-place scaling of flat parameters.
+- `ConvolutionStack`, `WideLinear`: faster layers for image networks, with the results of torch's.
 
-Nothing outside this package imports its modules.
+Code outside this package does not import its modules.
 """
 
 from rl_training.accelerate.array_network import ArrayNetwork

@@ -1,8 +1,8 @@
-"""Small networks evaluated by numpy, on the weights that torch learns, to act on a few observations at a time.
+"""Small networks evaluated by numpy, using the weights of the torch modules, to act on a few observations at a time.
 
-A step needs one evaluation of the policy, on as many rows as there are environments. There the price of a call is all
-that counts, and numpy's calls cost a third of torch's. Learning, and networks or batches for which arithmetic counts,
-stay with torch.
+An environment step needs one evaluation of the policy, with one row per environment. At that size call overhead
+dominates, and a numpy call takes a third of the time of a torch call. Torch still does updates, and large networks or
+batches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rl_training.accelerate.registrations import num_registrations
 from rl_training.contracts.arrays import AnyArray, ArrayObservation
 
 MAX_PRODUCT = 262_144
-"""Multiplications in a layer up to which calls count more than arithmetic: 64 rows of 64 x 64, or 4 of 256 x 256."""
+"""Multiplications in a layer up to which call overhead dominates: 64 rows of 64 x 64, or 4 of 256 x 256."""
 
 _IN_PLACE: dict[Any, Callable[[AnyArray], AnyArray]] = {
     nn.Tanh: lambda x: np.tanh(x, out=x),
@@ -27,10 +27,10 @@ _IN_PLACE: dict[Any, Callable[[AnyArray], AnyArray]] = {
 
 
 class ArrayNetwork:
-    """A chain of modules as a function of arrays: an encoder with `encode_arrays`, linear layers, tanh and relu.
+    """Evaluates a chain of modules on arrays: an encoder with `encode_arrays`, linear layers, tanh and relu.
 
-    `modules` gives the chain; it is asked again when a layer was replaced. An encoder's `encode_arrays(obs)` does what
-    its `forward` does, with numpy; an encoder without one is left to torch.
+    `modules` returns the chain; it is called again after a layer was replaced. An encoder's `encode_arrays(obs)` is the
+    numpy version of its `forward`; torch evaluates networks whose encoder has none.
 
     Example:
         >>> import torch
@@ -53,19 +53,19 @@ class ArrayNetwork:
         self._max_rows = 0
 
     def __call__(self, obs: ArrayObservation) -> AnyArray | None:
-        """The outputs [N, ...] for observations [N, ...], a new array; None where torch has to compute them."""
+        """The outputs [N, ...] for observations [N, ...], a new array; None if torch has to compute them."""
         if self._registrations != num_registrations():
             self._look()
         if not self._weights:
             return None
-        if self._weights[0].data_ptr() != self._address:  # weights move together: into a store, to another device
+        if self._weights[0].data_ptr() != self._address:  # weights are moved together: into a store, to another device
             self._bind()
         x = _flat(obs) if self._encode is None else self._encode(obs)
         if x is None or not 0 < len(x) <= self._max_rows:
             return None
         if x.dtype != self._dtype:
             x = x.astype(self._dtype)
-        with np.errstate(all="ignore"):  # torch does not warn of infinities either
+        with np.errstate(all="ignore"):  # torch does not warn about infinities either
             for weight, bias, activation in self._layers:
                 x = np.dot(x, weight)
                 x += bias
@@ -74,7 +74,7 @@ class ArrayNetwork:
         return x
 
     def _look(self) -> None:
-        """Look at the chain again: which modules it has now, and whether numpy can do what they do."""
+        """Get the current modules of the chain, and check whether numpy can evaluate them."""
         self._registrations = num_registrations()
         modules = [] if self._mode == "off" else [module for part in self._get() for module in _chain(part)]
         self._encode = getattr(modules[0], "encode_arrays", None) if modules else None
@@ -86,7 +86,7 @@ class ArrayNetwork:
         self._address = 0
 
     def _bind(self) -> None:
-        """Look at the weights where they are now."""
+        """Make numpy views of the weights at their current addresses."""
         self._address = self._weights[0].data_ptr()
         self._layers, largest = [], 1
         self._max_rows = 0
@@ -101,17 +101,17 @@ class ArrayNetwork:
         self._max_rows = MAX_PRODUCT // largest
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies look at the weights of the copied modules."""
+        """Copies use the weights of the copied modules."""
         return type(self), (self._get, self._mode)
 
 
 def _flat(obs: Any) -> AnyArray | None:
-    """Observations as rows of numbers; None if they are no array."""
+    """Observations flattened to rows; None if they are not an array."""
     return obs.reshape(len(obs), -1) if isinstance(obs, np.ndarray) else None
 
 
 def _chain(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules of nested chains, in order."""
+    """The modules of nested `nn.Sequential`s, in order."""
     if type(module) is nn.Sequential:
         for part in module:
             yield from _chain(part)
@@ -120,7 +120,7 @@ def _chain(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _is_known(modules: list[nn.Module]) -> bool:
-    """Whether numpy can do what a chain of modules does: linear layers with activations between."""
+    """Whether numpy can evaluate a chain of modules: linear layers with activations in between."""
     linear = [type(module) is nn.Linear and module.bias is not None for module in modules]
     activations = [type(module) in _IN_PLACE for module in modules]
     follows_linear = all(linear[i - 1] for i in range(1, len(modules)) if activations[i])

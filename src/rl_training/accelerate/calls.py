@@ -1,4 +1,4 @@
-"""Operators as they were called: what a recording is made of."""
+"""Recorded operator calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """The value with every tensor in it replaced; they may be in dicts, lists and tuples."""
+    """Apply a function to every tensor in a value; tensors may be in dicts, lists and tuples."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):
@@ -22,7 +22,7 @@ def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in a value: alone, or in dicts, lists and tuples."""
+    """The tensors in a value: a single tensor, or those in dicts, lists and tuples."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
@@ -33,7 +33,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 class Call(NamedTuple):
-    """One operator as it was called, and what it gave."""
+    """One operator call: the operator, its arguments and its result."""
 
     operator: OpOverload
     args: tuple[Any, ...]
@@ -47,7 +47,7 @@ class Call(NamedTuple):
 
     @property
     def is_in_place(self) -> bool:
-        """Whether it changes some of its arguments."""
+        """Whether the operator changes some of its arguments in-place."""
         return bool(self.operator._schema.is_mutable)
 
     def inputs(self) -> list[Tensor]:
@@ -59,7 +59,7 @@ class Call(NamedTuple):
         return list(tensors_in(self.result))
 
     def written(self) -> list[Tensor]:
-        """Arguments that the operator changes in place."""
+        """Arguments that the operator changes in-place."""
         found: list[Tensor] = []
         for index, argument in enumerate(self.operator._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
@@ -68,7 +68,7 @@ class Call(NamedTuple):
 
 
 def used_tensors(function: Callable[[], Any]) -> Callable[[Tensor], bool]:
-    """Whether a tensor is read when a function is called; views of the same memory count as one tensor."""
+    """A predicate: whether a call of the function reads a tensor; views of the same memory count as one tensor."""
     from rl_training.accelerate.recording import Recorder
 
     with Recorder() as recorder:
@@ -78,5 +78,5 @@ def used_tensors(function: Callable[[], Any]) -> Callable[[Tensor], bool]:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """What tells one piece of memory from another, whatever views there are of it."""
+    """An identifier of a tensor's storage; all views of the same memory share it."""
     return int(tensor.untyped_storage()._cdata)

@@ -1,4 +1,4 @@
-"""Flat parameters: where they lie, where their gradients are written, and how these are scaled."""
+"""Flat parameters: their memory layout, writing their gradients, and in-place scaling."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rl_training.accelerate.recording import is_recording
 
 
 def layout(tensors: Mapping[str, Tensor]) -> tuple[dict[str, tuple[slice, torch.Size]], int]:
-    """Where each tensor lies in one flat tensor, and how long that is.
+    """The slice and shape of each tensor in one flat tensor, and the size of the flat tensor.
 
-    Each begins at a multiple of `ALIGNMENT`, as it would by itself, so kernels round in the same way.
+    Each tensor begins at a multiple of `ALIGNMENT`, as if allocated by torch, so that kernels round in the same way.
 
     Example:
         >>> layout({"weight": torch.zeros(2, 3), "bias": torch.zeros(3)})
@@ -30,7 +30,7 @@ def layout(tensors: Mapping[str, Tensor]) -> tuple[dict[str, tuple[slice, torch.
 
 
 def write_gradients(loss: Tensor, parameters: Sequence[Tensor], places: Sequence[Tensor]) -> None:
-    """Write the gradients of a loss to places, one per parameter; zeros where it does not depend on one."""
+    """Write the gradients of a loss to `places`, one per parameter; zeros if the loss does not depend on it."""
     with places_for_gradients(zip(parameters, places, strict=True)):
         found = torch.autograd.grad(loss, parameters, materialize_grads=True)
     for gradient, place in zip(found, places, strict=True):
@@ -39,6 +39,6 @@ def write_gradients(loss: Tensor, parameters: Sequence[Tensor], places: Sequence
 
 
 def scale_(tensor: Tensor, factor: Tensor) -> None:
-    """Multiply in place by a factor of at most 1. A factor of 1 is skipped where its value may be read."""
-    if is_recording() or factor.device.type != "cpu" or not factor >= 1.0:  # also where the factor is NaN
+    """Multiply in-place by a factor of at most 1. A factor of 1 is skipped on the CPU, except in recordings."""
+    if is_recording() or factor.device.type != "cpu" or not factor >= 1.0:  # also if the factor is NaN
         tensor.mul_(factor)

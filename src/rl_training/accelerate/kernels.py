@@ -1,4 +1,4 @@
-"""Kernels of a recorded call: which of them must run again, where their results lie, and how each is called."""
+"""Kernels of a recorded call: which of them a replay runs, where their results are stored, and how each is called."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from rl_training.accelerate.numpy_kernels import numpy_kernel
 Kernel = Callable[[], Any]
 
 ALIGNMENT = 64
-"""Bytes; what torch's own allocator keeps to, because kernels may round differently with another."""
+"""Bytes; the alignment of torch's allocator. Kernels may round differently with another."""
 MAKERS = frozenset(
     {
         "arange", "empty", "empty_like", "empty_strided", "full", "full_like", "new_empty", "new_empty_strided",
         "new_full", "new_ones", "new_zeros", "ones", "ones_like", "scalar_tensor", "zeros", "zeros_like",
     }
 )  # fmt: skip
-"""Operators whose results depend on no values: they need not run again, unless something writes into the result."""
+"""Operators with constant results: a replay skips them, unless something writes into the result."""
 METHODS = frozenset({"add_", "copy_", "div_", "fill_", "lerp_", "masked_fill_", "mul_", "sub_", "zero_"})
-"""Operators in place that are quicker to call as methods."""
+"""In-place operators that are faster to call as methods."""
 
 
 ELEMENTWISE = frozenset(
@@ -38,14 +38,14 @@ ELEMENTWISE = frozenset(
         "sigmoid", "sqrt", "sub", "tanh", "tanh_backward", "threshold_backward",
     }
 )  # fmt: skip
-"""Operators that may write each element where they read it."""
+"""Elementwise operators, which may write their result over an input."""
 
 
 class Recording:
-    """The kernels of one call, ready to run again on memory that is theirs.
+    """The kernels of one call, ready to be replayed on their own memory.
 
-    `places` is where the inputs were; weights and all else that existed before the call is used where it lies. What
-    the kernels make goes to `memory`.
+    `places` are the input buffers. Weights and other tensors from before the call are used at their own addresses. The
+    kernels' results are stored in `memory`.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Recording:
         self.kernels = kernels
         self.library: Library | None = None
         self.why_not_compiled: str | None = None
-        """Empty if it is compiled; None while that is open."""
+        """Why it is not compiled; empty if it is, None if that is not decided yet."""
         self.is_flat = type(outputs) is dict and all(isinstance(value, Tensor) for value in outputs.values())
         made = {id(tensor) for tensor in (*places, *(t for call in calls for t in call.outputs()))}
         used = {id(tensor): tensor for call in calls for tensor in call.inputs() if id(tensor) not in made}
@@ -74,25 +74,25 @@ class Recording:
         self.addresses = [tensor.data_ptr() for tensor in self.outside]
 
     def is_current(self) -> bool:
-        """Whether the weights and buffers are still where they were."""
+        """Whether the weights and buffers still have the recorded addresses."""
         return [tensor.data_ptr() for tensor in self.outside] == self.addresses
 
     def replay(self, leaves: list[Tensor]) -> Any:
-        """Run the kernels on new inputs; the outputs, copied."""
-        with torch.no_grad(), np.errstate(all="ignore"):  # torch does not warn of infinities either
+        """Run the kernels on new inputs, and return copies of the outputs."""
+        with torch.no_grad(), np.errstate(all="ignore"):  # torch does not warn about infinities either
             for place, size, leaf in zip(self._places, self._sizes, leaves, strict=True):
-                ctypes.memmove(place, leaf.data_ptr(), size)  # alike and without gaps; a quicker call than `copy_`
+                ctypes.memmove(place, leaf.data_ptr(), size)  # same layout, no gaps; a faster call than `copy_`
             if self.takeover is None:
                 for kernel in self.kernels:
                     kernel()
             else:
                 self._prepare()
-            if self.is_flat:  # what follows, without looking for tensors
+            if self.is_flat:  # a faster version of the next line
                 return {name: value.clone() for name, value in self.outputs.items()}
             return map_tensors(Tensor.clone, self.outputs)
 
     def _prepare(self) -> None:
-        """Run the kernels while it is not settled yet whether they are compiled."""
+        """Run the kernels while it is not decided yet whether they are compiled."""
         takeover = self.takeover
         assert takeover is not None
         takeover.run()
@@ -102,7 +102,7 @@ class Recording:
 
 
 def calls_to_repeat(calls: Sequence[Call]) -> list[Call]:
-    """The calls that compute something: no views (they stay valid), no constants that nothing writes into."""
+    """The calls that a replay needs: no views (they stay valid), no constants that nothing writes into."""
     changed = {storage_of(tensor) for call in calls for tensor in call.written()}
     needed = []
     for call in calls:
@@ -116,7 +116,7 @@ def calls_to_repeat(calls: Sequence[Call]) -> list[Call]:
 
 
 def copies_to_spare(calls: Sequence[Call], outputs: Any) -> dict[int, Call]:
-    """Copies that only move a result to where it is kept, by their steps: it can be written there in the first place.
+    """Copies, by step, that only move a result to its final place, so that it can be written there directly.
 
     Gradients are such results.
     """
@@ -140,40 +140,40 @@ def copies_to_spare(calls: Sequence[Call], outputs: Any) -> dict[int, Call]:
 
 
 def _can_replace(place: Tensor, source: Tensor) -> bool:
-    """Whether results for `source` may be written to `place` instead, with the same bits."""
+    """Whether results for `source` may be written to `place` instead, bit-identically."""
     layouts = [(t.dtype, t.shape, [t.stride(d) for d in range(t.dim()) if t.shape[d] > 1]) for t in (place, source)]
     is_whole = source.storage_offset() == 0 and source.untyped_storage().nbytes() == source.nbytes
     return layouts[0] == layouts[1] and is_whole and place.data_ptr() % ALIGNMENT == 0
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors may share memory: the one is without gaps."""
+    """Whether two tensors may share memory; `one` has no gaps."""
     last = sum((n - 1) * stride for n, stride in zip(other.shape, other.stride(), strict=True))
     end = other.data_ptr() + other.element_size() * (1 + last)
     return one.data_ptr() < end and other.data_ptr() < one.data_ptr() + one.nbytes
 
 
 class Memory:
-    """A block that all recordings of a function share: only one of them runs at a time, and nothing in it is kept.
+    """A memory block shared by all recordings of a function: only one runs at a time, and nothing in it is kept.
 
-    An update of TD3 has two recordings that take turns: a block for each would be twice the memory to go through.
+    An update of TD3 alternates between two recordings: separate blocks would use twice the memory and cache.
     """
 
     def __init__(self) -> None:
         self._block: torch.UntypedStorage | None = None
 
     def of(self, size: int) -> torch.UntypedStorage:
-        """At least so many bytes; those that were given out before stay as they are."""
+        """A block of at least `size` bytes; blocks returned earlier stay valid."""
         if self._block is None or self._block.nbytes() < size:
             self._block = torch.empty(size, dtype=torch.uint8).untyped_storage()
         return self._block
 
 
 class Mover:
-    """Gives tensors that a recording made a new home in one block, where those that are not needed at once overlap.
+    """Moves the tensors created by a recording into one block, where tensors with disjoint lifetimes share memory.
 
-    Memory that was used a moment ago is still in the cache: on networks of 256 x 256 this is a fifth of the time.
-    The sources of `copies` live where these would have copied them to.
+    Recently used memory is still in the CPU cache: on networks of 256 x 256 this saves a fifth of the time. The sources
+    of `copies` are placed at the destinations of these copies.
     """
 
     def __init__(self, calls: Sequence[Call], outputs: Any, copies: Iterable[Call], memory: Memory) -> None:
@@ -198,13 +198,13 @@ class Mover:
         self._base = -self._block.data_ptr() % ALIGNMENT
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """The tensor in its new home, without gradients; where it was, if no recorded call made it."""
+        """The tensor at its new address, without gradients; unmoved if no recorded call created it."""
         if id(tensor) not in self._moved:
-            self._moved[id(tensor)] = (tensor, self._move(tensor))  # both kept, so that the id stays its own
+            self._moved[id(tensor)] = (tensor, self._move(tensor))  # keeps both, so that the id is not reused
         return self._moved[id(tensor)][1]
 
     def forget(self) -> None:
-        """Make everything that was computed in the block useless, so that nobody mistakes it for what they made."""
+        """Overwrite the block, so that a later check cannot succeed with old results."""
         torch.empty(0, dtype=torch.uint8).set_(self._block, 0, (self._block.nbytes(),), (1,)).fill_(255)
 
     def _move(self, tensor: Tensor) -> Tensor:
@@ -216,15 +216,15 @@ class Mover:
 
 
 def _view(tensor: Tensor, memory: torch.UntypedStorage, offset: int) -> Tensor:
-    """A tensor like another, in memory that begins so many bytes into a piece of it."""
+    """A tensor with the layout of another, in `memory` at an offset in bytes."""
     start = offset // tensor.element_size() + tensor.storage_offset()
     return torch.empty(0, dtype=tensor.dtype).set_(memory, start, tensor.shape, tensor.stride())
 
 
 def take_over(calls: Sequence[Call], first: dict[int, int], last: dict[int, int]) -> dict[int, int]:
-    """Pieces of memory that may lie where another is: what is computed element by element from one needed no longer.
+    """Storages that may reuse the memory of another: results of elementwise operators on an input's last use.
 
-    The older piece is then needed as long as its heir, which is taken out of `first` and `last`.
+    The lifetime of the reused storage is extended to that of the new one, which is removed from `first` and `last`.
     """
     places: dict[int, int] = {}
     for step, call in enumerate(calls):
@@ -242,20 +242,20 @@ def take_over(calls: Sequence[Call], first: dict[int, int], last: dict[int, int]
 
 
 def _views_of(tensor: Tensor, call: Call) -> list[Tensor]:
-    """The arguments of a call that lie in the same memory as a tensor."""
+    """The arguments of a call that share memory with a tensor."""
     return [other for other in call.inputs() if storage_of(other) == storage_of(tensor)]
 
 
 def _same_layout(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have their elements at the same places of two equally large pieces of memory."""
+    """Whether two tensors have the same layout in storages of equal size."""
     layouts = [(t.dtype, t.shape, t.stride(), t.storage_offset(), t.untyped_storage().nbytes()) for t in (one, other)]
     return layouts[0] == layouts[1]
 
 
 def lay_out(first: dict[int, int], last: dict[int, int], sizes: dict[int, int]) -> dict[int, int]:
-    """Offsets of pieces of memory that are needed from a first to a last step, each at the lowest free place.
+    """Offsets of storages that are used from a first to a last step, each at the lowest free offset.
 
-    Example: the third piece takes the place of the first, which is not needed any more.
+    Example: the third storage reuses the memory of the first.
         >>> lay_out(first={1: 0, 2: 1, 3: 2}, last={1: 1, 2: 2, 3: 3}, sizes={1: 64, 2: 64, 3: 64})
         {1: 0, 2: 64, 3: 0}
     """
@@ -274,18 +274,18 @@ def lay_out(first: dict[int, int], last: dict[int, int], sizes: dict[int, int]) 
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# How an operator is called so that it writes its results where it is told to
+# How to call an operator so that it writes its results to given memory
 # ---------------------------------------------------------------------------------------------------------------------
 
 Writer = Callable[[tuple[Any, ...], dict[str, Any], Any], Kernel]
-"""From arguments, keyword arguments, and what to write to."""
+"""Makes a kernel from arguments, keyword arguments, and the tensors to write to."""
 
 _WRITERS: dict[Any, Writer] = {}
-"""What was found out about operators so far."""
+"""Cache: the writer of each form of operator call."""
 
 
 def make_kernel(call: Call, move: Callable[[Tensor], Tensor]) -> Kernel:
-    """The call without what surrounds it: its arguments are bound, its results are written to where they were."""
+    """A kernel that repeats a call: with bound arguments, and results written to the (moved) recorded ones."""
     args, kwargs, result = (map_tensors(move, value) for value in (call.args, call.kwargs, call.result))
     kernel = None if "out" in kwargs else numpy_kernel(call.name, args, kwargs, result)
     if kernel is not None:
@@ -293,7 +293,7 @@ def make_kernel(call: Call, move: Callable[[Tensor], Tensor]) -> Kernel:
     if call.is_in_place:
         method = getattr(Tensor, call.name) if call.name in METHODS else call.operator
         return functools.partial(method, *args, **kwargs)
-    # some give fewer tensors where fewer gradients are wanted
+    # some operators return fewer tensors if fewer gradients are needed
     form = (call.operator, len(args), tuple(kwargs), type(call.result), len(call.outputs()))
     if form not in _WRITERS:
         _WRITERS[form] = find_writer(call)
@@ -301,7 +301,7 @@ def make_kernel(call: Call, move: Callable[[Tensor], Tensor]) -> Kernel:
 
 
 def find_writer(call: Call) -> Writer:
-    """The quickest way to call an operator that gives the same bits as the operator itself."""
+    """The fastest way to call an operator that is bit-identical to the operator itself."""
     for writer in (_by_twin(call), _by_copy(call), _by_function(call), _by_overload(call)):
         if writer is not None and _repeats(writer, call):
             return writer
@@ -309,7 +309,7 @@ def find_writer(call: Call) -> Writer:
 
 
 def _by_twin(call: Call) -> Writer | None:
-    """Another operator that does the same and can write to where it is told; relu itself would write and then copy."""
+    """An equivalent operator that can write to given memory; relu itself would allocate a result and copy it."""
     if call.name != "relu":
         return None
     return lambda args, kwargs, result: functools.partial(torch.clamp_min, *args, 0, out=result)
@@ -324,7 +324,7 @@ def _by_function(call: Call) -> Writer | None:
 
 
 def _by_overload(call: Call) -> Writer | None:
-    """The overload of the operator that takes the same arguments, and tensors to write to."""
+    """The overload of the operator that takes the same arguments and output tensors."""
     packet = call.operator._overloadpacket
     wanted = [(argument.name, str(argument.type)) for argument in call.operator._schema.arguments]
     for name in packet.overloads():
@@ -339,12 +339,12 @@ def _by_overload(call: Call) -> Writer | None:
 def _bind_overload(
     overload: OpOverload, outs: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> Kernel:
-    # the operator itself, without the method around it that only calls it
+    # `_op` directly, without the Python wrapper around it
     return functools.partial(overload._op, *args, **kwargs, **dict(zip(outs, tensors_in(result), strict=True)))
 
 
 def _by_copy(call: Call) -> Writer | None:
-    """Operators that only copy, perhaps to another type."""
+    """`copy_`, for operators that only copy, possibly to another type."""
     if call.name not in ("clone", "_to_copy"):
         return None
     return lambda args, kwargs, result: functools.partial(result.copy_, args[0])
@@ -360,9 +360,9 @@ def _run_and_copy(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str,
 
 @torch.no_grad()
 def _repeats(writer: Writer, call: Call) -> bool:
-    """Whether a writer runs, into memory like that of the recorded results, and gives the operator's bits.
+    """Whether a writer runs, on memory like that of the recorded results, and is bit-identical to the operator.
 
-    The operator is run once more to compare with, since its arguments may have been changed after it was recorded.
+    The operator is run again for comparison, since its arguments may have changed after it was recorded.
     """
     args, kwargs = map_tensors(Tensor.detach, call.args), map_tensors(Tensor.detach, call.kwargs)
     result = map_tensors(lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype), call.result)
@@ -378,6 +378,6 @@ def _repeats(writer: Writer, call: Call) -> bool:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """Floats as integers, because NaN is not equal to itself."""
+    """Floats reinterpreted as integers, because NaN is not equal to itself."""
     integers = {torch.float32: torch.int32, torch.float64: torch.int64}
     return tensor.contiguous().view(integers[tensor.dtype]) if tensor.dtype in integers else tensor

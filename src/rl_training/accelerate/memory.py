@@ -1,4 +1,4 @@
-"""How the process treats memory that was freed."""
+"""How the process keeps freed memory."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import functools
 import sys
 
 LARGEST_KEPT = 32 << 20
-"""Bytes. Larger pieces, such as replay, are asked for and given back one by one, as ever."""
+"""Bytes. Larger allocations, such as replay buffers, are still mapped and unmapped one by one."""
 ALL_KEPT = 1 << 30
-"""Bytes of free memory from which on some is given back."""
+"""Bytes of free memory above which some is returned to the operating system."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
 @functools.cache
 def keep_memory() -> bool:
-    """Let the C library keep freed memory for the next gradient step, instead of giving it back each time.
+    """Let the C library keep freed memory for the next gradient step, instead of returning it each time.
 
-    A convolution makes its results anew at every step, of some megabytes each, and memory from the operating system has
-    to be zeroed and mapped page by page. Returns whether it can be told; only glibc can.
+    A convolution allocates results of some megabytes at every step, and memory from the operating system has to be
+    zeroed and mapped page by page. Returns whether the C library supports this; only glibc does.
     """
     if sys.platform != "linux":
         return False

@@ -1,4 +1,4 @@
-"""How much is accelerated: the setting `accelerate` of a run."""
+"""Acceleration modes: the setting `accelerate` of a run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _mode: ContextVar[Mode] = ContextVar("accelerate", default="auto")
 
 
 def current_mode() -> Mode:
-    """The mode that functions and layers made now will have."""
+    """The mode given to functions and layers that are created now."""
     return _mode.get()
 
 
 @contextmanager
 def using(mode: Mode) -> Iterator[None]:
-    """Give everything that is made meanwhile a mode; it keeps the mode for its lifetime.
+    """Set the mode of all functions and layers created inside; they keep it for their lifetime.
 
     Example:
         >>> with using("off"):
@@ -46,7 +46,7 @@ def mode_problem(mode: str) -> str | None:
 
 
 def describe_machine() -> str:
-    """One line for people: what `auto` can do on this machine."""
+    """One line of text: what `auto` does on this machine."""
     compiler = find_compiler()
     if compiler is None:
         return "auto records; it cannot compile: no C compiler (cc, gcc, clang or CC) was found"

@@ -1,9 +1,9 @@
-"""Operators on small tensors computed by numpy, whose calls cost a third of torch's.
+"""Operators on small tensors computed by numpy, whose calls take a third of the time of torch's.
 
-A `Recorded` function computes with these rules from its first call on, in recordings and out of them, so all of its
-calls have the same bits. They differ from torch's in the last digit where IEEE 754 leaves a choice: in sums over many
-numbers, products of matrices, and functions such as exp. On large tensors everything is torch's, but for tanh, which
-takes torch five times as long as numpy.
+A recorded function uses these rules from its first call on, recorded or not, so all of its calls are bit-identical.
+They differ from torch in the last digit where IEEE 754 leaves a choice: in sums over many numbers, matrix products, and
+functions such as exp. Torch computes all large tensors, except for tanh, for which it takes five times as long as
+numpy.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rl_training.contracts.arrays import AnyArray
 
 SMALL = 4096
-"""Elements up to which the price of a call matters more than that of the work."""
+"""Elements up to which call overhead exceeds the time of the computation."""
 SMALL_PRODUCT = 262_144
-"""Multiplications in a product of matrices up to which numpy's OpenBLAS uses one thread."""
+"""Multiplications in a matrix product up to which numpy's OpenBLAS uses one thread."""
 SMALL_SUM = 10_000
-"""Numbers in a sum of products up to which it does."""
+"""Elements in a dot product up to which OpenBLAS uses one thread."""
 
 Kernel = Callable[[], Any]
 Rule = Callable[[list[Any], dict[str, Any], AnyArray], Kernel | None]
-"""From arguments, keyword arguments, and the array to write to."""
+"""Makes a kernel from arguments, keyword arguments, and the array to write to; None if it does not apply."""
 
 _TYPES = (torch.float32, torch.float64, torch.bool, torch.int64)
 
 
 class SmallArithmetic(TorchDispatchMode):
-    """While it is active, numpy computes what `numpy_kernel` has a rule for."""
+    """While active, numpy computes the operators that `numpy_kernel` has a rule for."""
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operator, and write numpy's numbers over torch's."""
+        """Run the operator, and overwrite torch's result with numpy's."""
         result = func(*args, **(kwargs or {}))
-        if not func._schema.is_mutable:  # those in place are the same to the bit
+        if not func._schema.is_mutable:  # in-place operators are bit-identical in numpy and torch
             kernel = numpy_kernel(func._overloadpacket.__name__, args, kwargs or {}, result)
             if kernel is not None:
                 with np.errstate(all="ignore"):
@@ -51,7 +51,7 @@ class SmallArithmetic(TorchDispatchMode):
 
 
 def numpy_kernel(name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Kernel | None:
-    """The operator as calls of numpy that write to where `result` is; None if there is no rule for it."""
+    """The operator as numpy calls that write to `result`; None if there is no rule for it."""
     rule = _RULES.get(name)
     if rule is None:
         return None
@@ -77,13 +77,13 @@ def _array(value: Any) -> Any:
 
 
 def _is_float(*values: Any) -> bool:
-    """Whether all arrays are of one floating type; plain numbers do not count."""
+    """Whether all arrays have the same floating type; plain numbers are ignored."""
     arrays = [value for value in values if isinstance(value, np.ndarray)]
     return all(array.dtype == arrays[0].dtype and array.dtype.kind == "f" for array in arrays)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Element by element
+# Elementwise operators
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -125,7 +125,7 @@ def _pow(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | N
 
 
 def _relu(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
-    # in this order, minus zero stays what it is, as in torch; an array of zeros is quicker than a number
+    # this order of arguments keeps minus zero, as torch does; an array of zeros is faster than a number
     return functools.partial(np.maximum, np.zeros_like(out), given[0], out=out) if _is_float(given[0], out) else None
 
 
@@ -188,12 +188,12 @@ def _cat(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | N
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Over many elements
+# Reductions and matrix products
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def _axes(given: list[Any], options: dict[str, Any]) -> tuple[Any, bool] | None:
-    """Over which dimensions, and whether they are kept; None if something else was asked for."""
+    """The dimensions to reduce, and whether they are kept; None if a dtype is given, which is not supported."""
     if options.get("dtype") is not None:
         return None
     axes = given[1] if len(given) > 1 else None
@@ -212,7 +212,7 @@ def _reduction(function: Any) -> Rule:
 
 
 def _sum(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
-    """Sums of columns as a product with ones, which is quicker than numpy's own."""
+    """Column sums as a product with ones, which is faster than numpy's own sum."""
     x, axes = given[0], _axes(given, options)
     if axes is not None and axes[0] == (0,) and x.ndim == 2 and out.flags.c_contiguous and _is_float(x, out):
         return functools.partial(np.dot, np.ones(len(x), x.dtype), x, out.reshape(-1))
@@ -220,7 +220,7 @@ def _sum(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | N
 
 
 def _norm(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel | None:
-    """The root of the sum of all squares."""
+    """The 2-norm over all elements."""
     x, order = given[0], given[1] if len(given) > 1 else 2
     is_plain = order == 2 and out.ndim == 0 and options.get("dtype") is None and x.flags.c_contiguous
     if not is_plain or x.size > SMALL_SUM or not _is_float(x, out):
@@ -272,9 +272,9 @@ def _linear(given: list[Any], options: dict[str, Any], out: AnyArray) -> Kernel 
 
 
 def _places(x: AnyArray, axis: int, index: AnyArray) -> tuple[Kernel, AnyArray] | None:
-    """What finds the places [B] in a flat matrix of one element of each row, and where it writes them.
+    """A kernel that computes the flat indices [B] of one element per row, and the array it writes them to.
 
-    None unless a matrix [B, A] is asked for columns [B, 1].
+    None unless `x` is a matrix [B, A] and `index` has shape [B, 1].
     """
     if x.ndim != 2 or axis not in (1, -1) or index.shape != (len(x), 1) or index.dtype != np.int64:
         return None
@@ -312,7 +312,7 @@ def _scatter_add(given: list[Any], options: dict[str, Any], out: AnyArray) -> Ke
     def kernel() -> None:
         np.copyto(out, x)
         find()
-        target[found] += values  # no place twice
+        target[found] += values  # indices are unique
 
     return kernel
 
@@ -354,4 +354,4 @@ _RULES: dict[str, Rule] = {
     "where": _where,
 }
 _ANY_SIZE = {"tanh", "mm", "addmm", "cat", "linalg_vector_norm"}
-"""Rules that do not ask for small tensors; products, sums of squares and what is joined are judged otherwise."""
+"""Operators not limited to `SMALL` elements; products, norms and `cat` have limits of their own."""

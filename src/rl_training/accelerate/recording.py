@@ -1,19 +1,18 @@
-"""Recorded functions: the kernels of one call are noted, and later calls run just those, on memory laid out before.
+"""Recorded functions: the kernels of one call are recorded, and later calls replay only those, on preallocated memory.
 
-Small networks spend most of their time between kernels: in Python modules, in autograd's bookkeeping, in allocating
-results. An accelerated function is run as it is written the first times it sees inputs of some shapes. Then one call is
-recorded: every kernel that torch runs, forward and backward, with its arguments and results. From then on a call copies
-its inputs to where the recorded ones were, runs the same kernels in the same order, and copies the outputs. So it gives
-the same numbers to the bit in a fraction of the time, and the function itself stays ordinary torch code, which is also
-the oracle that the tests compare with. A recording takes milliseconds; where there is a C compiler, one that is called
-for long enough is then compiled, see `native`.
+Small networks spend most of their time between kernels: in Python modules, in autograd, in allocating results. An
+accelerated function runs as written the first few times it gets inputs of certain shapes. Then one call is recorded:
+every kernel that torch runs, forward and backward, with its arguments and results. Later calls copy their inputs into
+the recorded input buffers, run the same kernels in the same order, and copy the outputs. The results are bit-identical
+in a fraction of the time. The function itself stays ordinary torch code, and the tests compare with it. Recording takes
+milliseconds. With a C compiler, a recording that has run for long enough is then compiled, see `native`.
 
-Kernels on small tensors are numpy's, from the first call on (see `numpy_kernels`).
+From the first call on, numpy computes the operators on small tensors (see `numpy_kernels`).
 
-The price is a rule. A recorded function depends on its inputs and on tensors that are changed in place (weights,
-buffers, gradients), and on nothing else that changes: no drawing of random numbers, no reading of a tensor's value in
-Python, no result whose shape depends on values. What breaks the rule visibly is refused when it is recorded, and then
-always runs as written; so do functions on another device than the CPU.
+There is one rule. A recorded function may depend only on its inputs and on tensors that are changed in-place (weights,
+buffers, gradients): it must not draw random numbers, read a tensor's value in Python, or have a result whose shape
+depends on values. A function that is seen to break the rule while it is recorded always runs as written. So do
+functions on devices other than the CPU.
 """
 
 from __future__ import annotations
@@ -40,27 +39,27 @@ Given = tuple[list[Any], dict[str, Any]]
 T = TypeVar("T")
 
 SEEN_BEFORE = 2
-"""Calls with inputs of the same shapes that are run as written before one is recorded."""
+"""Number of calls with the same input shapes that run as written before one is recorded."""
 MAX_RECORDINGS = 64
-"""Recordings of one function, for inputs of different shapes; the one unused for longest makes room for a new one."""
+"""Recordings per function, for different input shapes; the least recently used one is dropped."""
 UNPLACED = frozenset({"convolution", "convolution_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"})
-"""Operators that cannot write to memory they are given, and take so long that little around them matters."""
+"""Operators that cannot write to given memory, and take so long that call overhead does not matter."""
 UNPLACED_MODULES = (nn.modules.conv._ConvNd, nn.RNNBase)
 """Layers made of such operators."""
 
 
 class HasAccelerated:
-    """Base of objects that are neither modules nor `Stateful` but whose accelerated functions `report` shows."""
+    """Marks classes, neither modules nor `Stateful`, whose accelerated functions `report` lists."""
 
 
 class Accelerated(Generic[R]):
-    """A function of tensors (alone, or in dicts and tuples) that returns such, with the same meaning, but faster.
+    """A faster version of a function from tensors to tensors (single, or in dicts and tuples), with the same results.
 
-    Floats in the arguments become tensors without dimensions, so they may change from call to call; other plain values
-    are part of what a recording is made for. `module` is the network that the function evaluates. If a part of it is of
-    a class from outside of torch and this package, nothing is recorded, because such a class may do what the rule above
-    forbids; `declare_pure` says that it does not. Accelerated functions may call others, which then become parts of
-    their recording; the outer one's `module` must contain theirs.
+    Floats in the arguments become 0-d tensors, so they may change from call to call; there is a separate recording for
+    each combination of other plain values. `module` is the network that the function evaluates. If a submodule's class
+    is not from torch or this package, nothing is recorded, because it may break the rule above; `declare_pure` marks
+    classes that do not. Accelerated functions may call others, which then become parts of their recording; the outer
+    one's `module` must contain theirs.
 
     Example:
         >>> double = Accelerated(lambda x: 2 * x)
@@ -83,7 +82,7 @@ class Accelerated(Generic[R]):
         self.mode: Mode = current_mode() if mode is None else mode
         self._given_reason = "accelerate is off" if self.mode == "off" else why_plain
         self.why_plain = self._given_reason
-        """Why the function runs as plain torch; empty if it does not."""
+        """Why recording is disabled; empty if it is enabled."""
         self._recordings: OrderedDict[Any, Recording] = OrderedDict()
         self._memory = Memory()
         self._seen: dict[Any, int] = {}
@@ -92,11 +91,11 @@ class Accelerated(Generic[R]):
 
     @property
     def num_recordings(self) -> int:
-        """For how many kinds of inputs there is a recording."""
+        """The number of recordings, one per kind of inputs."""
         return len(self._recordings)
 
     def status(self) -> str:
-        """How the function runs now: `plain torch: <reason>`, `not recorded yet`, `recorded` or `compiled`."""
+        """How the function currently runs: `plain torch: <reason>`, `not recorded yet`, `recorded` or `compiled`."""
         if self.why_plain:
             return f"plain torch: {self.why_plain}"
         if not self._recordings:
@@ -108,14 +107,14 @@ class Accelerated(Generic[R]):
         return f"recorded; not compiled: {said[0]}" if said else "recorded"
 
     def forget(self) -> None:
-        """Drop all recordings, because weights were replaced."""
+        """Drop all recordings, after weights were replaced."""
         self._recordings.clear()
         self._seen.clear()
         self.why_plain = self._given_reason
         self._is_checked = bool(self.why_plain)
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
-        """The function's value: tensors of their own, that later calls do not change."""
+        """Call the function. The returned tensors are copies that later calls do not change."""
         leaves: list[Tensor] = []
         kinds: list[Any] = []
         given: Given = (
@@ -137,12 +136,12 @@ class Accelerated(Generic[R]):
             self._busy.release()
 
     def _call(self, place: Callable[[Tensor], Tensor], given: Given) -> R:
-        """The function of the arguments with every tensor put in its place."""
+        """Call the function after applying `place` to every tensor in the arguments."""
         args, kwargs = map_tensors(place, given)
         return self.function(*args, **kwargs)
 
     def _as_written(self, given: Given) -> R:
-        """A call that is not replayed, with the same arithmetic as one that is."""
+        """A call that is not replayed, with the same arithmetic as a replay."""
         with SmallArithmetic(), _recording():  # type: ignore[no-untyped-call]
             return self._call(_aligned, given)
 
@@ -157,10 +156,10 @@ class Accelerated(Generic[R]):
         return self._as_written(given) if self._seen[kind] <= SEEN_BEFORE else self._record(kind, leaves, given)
 
     def _try(self, kind: Any, leaves: list[Tensor], given: Given) -> R:
-        """The first call. If it shows that nothing can be recorded, its effects are undone and torch runs it.
+        """The first call. If it cannot be recorded, its effects are undone and plain torch runs it.
 
-        So a function runs either with the arithmetic of recordings or as plain torch, from its first call on, and a
-        resumed run does the same as the one that was stopped.
+        So from its first call on, a function uses either the arithmetic of recordings or that of plain torch, and a
+        resumed run computes the same as an uninterrupted one.
         """
         self._seen[kind] = 1
         with Recorder(keeps_calls=False) as recorder, _recording():
@@ -172,7 +171,7 @@ class Accelerated(Generic[R]):
         return self._call(_aligned, given)
 
     def _record(self, kind: Any, leaves: list[Tensor], given: Given) -> R:
-        places = [torch.empty_like(leaf).copy_(leaf) for leaf in leaves]  # in the same order: kernels round by it
+        places = [torch.empty_like(leaf).copy_(leaf) for leaf in leaves]  # keeps strides: kernels may round by them
         queue = iter(places)
         with Recorder() as recorder, _recording():
             outputs = self._call(lambda _: next(queue), given)
@@ -180,7 +179,7 @@ class Accelerated(Generic[R]):
         if not self.why_plain:
             try:
                 self._recordings[kind] = Recording(recorder.calls, places, outputs, self._memory, self.mode)
-            except Exception as error:  # an operator that is not called as others are; its results are there already
+            except Exception as error:  # an operator that cannot be replayed; this call's results are complete
                 self.why_plain = f"its kernels cannot be run again: {type(error).__name__}: {error}"
         if self.why_plain:
             self._recordings.clear()
@@ -189,23 +188,23 @@ class Accelerated(Generic[R]):
         return map_tensors(lambda x: x.detach().clone(), outputs)  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies begin without recordings, which are bound to the memory of their tensors."""
+        """Copies start without recordings, which are bound to the memory of their tensors."""
         make = functools.partial(type(self), mode=self.mode, why_plain=self._given_reason)
         return make, (self.function, self.module)
 
 
 _within = threading.local()
-"""Whether this thread is within a recorded function: those that it calls are parts of it."""
+"""Whether this thread is inside a recorded function; the functions it calls become part of its recording."""
 
 
 def is_recording() -> bool:
-    """Whether the caller is part of a function that is, or will be, recorded: it must not depend on values then."""
+    """Whether the caller is part of a function that is or will be recorded, and so must not depend on values."""
     return getattr(_within, "recorded", False)
 
 
 @contextmanager
 def _recording() -> Iterator[None]:
-    """What is called meanwhile is not recorded by itself."""
+    """Accelerated functions called inside are not recorded separately."""
     _within.recorded = True
     try:
         yield
@@ -214,12 +213,12 @@ def _recording() -> Iterator[None]:
 
 
 def _flatten(value: Any, leaves: list[Tensor], kinds: list[Any]) -> Any:
-    """Note the tensors in a value, and what else tells it from others; floats in it become tensors."""
+    """Collect the tensors of a value in `leaves` and its shapes and plain values in `kinds`; floats become tensors."""
     if isinstance(value, Tensor):
         stride = None
         if not value.is_contiguous():
             if torch.empty_like(value).stride() != value.stride():
-                value = value.contiguous()  # memory with gaps is not laid out in the same way again
+                value = value.contiguous()  # `empty_like` does not keep the strides of tensors with gaps
             stride = value.stride()
         leaves.append(value)
         kinds += (value.shape, value.dtype, stride, value.is_cpu)
@@ -238,16 +237,17 @@ def _flatten(value: Any, leaves: list[Tensor], kinds: list[Any]) -> Any:
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    """A tensor whose memory begins at a multiple of `ALIGNMENT`, as torch's own does; kernels may round by that.
+    """The tensor, copied if its memory is not aligned to `ALIGNMENT`: kernels may round by alignment.
 
-    The memory of a numpy array or of a slice may begin anywhere. Integers are not rounded, so they stay where they are.
+    Torch aligns its own memory; that of numpy arrays and slices may begin anywhere. Integers are not rounded, so they
+    are never copied.
     """
     return tensor.clone() if tensor.is_floating_point() and tensor.data_ptr() % ALIGNMENT else tensor
 
 
 @functools.lru_cache(maxsize=64)
 def _number(value: float) -> Tensor:
-    """A number as a tensor without dimensions, which acts as the number would. Nobody writes into it."""
+    """A number as a cached, read-only 0-d tensor, which promotes types as the number would."""
     return torch.tensor(value, dtype=torch.float64)
 
 
@@ -255,11 +255,10 @@ _pure: set[type] = set()
 
 
 def declare_pure(cls: type[T]) -> type[T]:
-    """Say that a class only computes tensors from its inputs and its weights, so that it may be recorded.
+    """Class decorator: declares that a class only computes tensors from its inputs and weights, so it may be recorded.
 
-    For modules (`forward`) and algorithms (what is computed in gradient steps). It then draws no random numbers there,
-    keeps nothing between calls but tensors that it changes in place, and does not branch on the values of tensors. A
-    class decorator.
+    For modules (`forward`) and algorithms (gradient steps). The code must not draw random numbers, must keep no state
+    between calls except tensors that it changes in-place, and must not branch on the values of tensors.
 
     Example:
         >>> @declare_pure
@@ -272,7 +271,7 @@ def declare_pure(cls: type[T]) -> type[T]:
 
 
 def _unknown(cls: type) -> str:
-    """Why a class is not recorded; empty if it may be."""
+    """Why a class must not be recorded; empty if it may be."""
     if cls.__module__.split(".")[0] in ("torch", "rl_training") or cls in _pure:
         return ""
     name = f"{cls.__module__}.{cls.__qualname__}"
@@ -280,13 +279,13 @@ def _unknown(cls: type) -> str:
 
 
 def unknown_owner(function: Callable[..., Any]) -> str:
-    """Why a method is left to torch because of its class; empty if it is not."""
+    """Why a method must not be recorded because of its class; empty if it may be."""
     owner = getattr(function, "__self__", None)
     return "" if owner is None else _unknown(type(owner))
 
 
 def unknown_part(module: nn.Module) -> str:
-    """Why a network is left to torch altogether; empty if it is not."""
+    """Why a network must not be recorded; empty if it may be."""
     for part in module.modules():
         cls = type(part)
         name = f"{cls.__module__}.{cls.__qualname__}"
@@ -303,22 +302,22 @@ def unknown_part(module: nn.Module) -> str:
 
 
 def _unplaced(leaves: list[Tensor]) -> str:
-    """Why inputs cannot be those of a recording; empty if they can."""
+    """Why inputs do not allow a recording; empty if they do."""
     is_real = all(leaf.is_cpu and not leaf.is_complex() for leaf in leaves)
     return "" if is_real else "its inputs are not all real numbers in the memory of the CPU"
 
 
 class Recorder(SmallArithmetic):
-    """While it is active, notes every operator that torch runs, below autograd.
+    """While active, records every operator that torch runs, below autograd.
 
-    With `keeps_calls=False` it only looks whether they can be recorded, and remembers what they overwrite, for `undo`.
+    With `keeps_calls=False` it only checks whether they can be recorded, and saves what they overwrite, for `undo`.
     """
 
     def __init__(self, *, keeps_calls: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.refusal = ""
-        """Why what was seen cannot be recorded; empty if it can."""
+        """Why the operators seen so far cannot be recorded; empty if they can."""
         self._keeps_calls = keeps_calls
         self._overwritten: dict[int, tuple[Tensor, Tensor]] = {}
         self._drawn_from: dict[int, tuple[torch.Generator, Tensor]] = {}
@@ -326,7 +325,7 @@ class Recorder(SmallArithmetic):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operator, and note it."""
+        """Run the operator, and record it."""
         if not self._keeps_calls:
             self._remember(Call(func, args, kwargs or {}, None))
         call = Call(func, args, kwargs or {}, super().__torch_dispatch__(func, types, args, kwargs))
@@ -346,7 +345,7 @@ class Recorder(SmallArithmetic):
                 self._overwritten[storage_of(tensor)] = (whole, whole.clone())
 
     def undo(self) -> None:
-        """Write back everything that was overwritten, and set random generators back."""
+        """Restore everything that was overwritten, and the states of random generators."""
         for generator, state in self._drawn_from.values():
             generator.set_state(state)
         for whole, before in self._overwritten.values():

@@ -1,4 +1,4 @@
-"""Counts how often any module got a submodule or parameter, to notice that a network was changed from outside."""
+"""Counts registrations of submodules and parameters in any module, to detect that a network was changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ register_module_parameter_registration_hook(_count)
 
 
 def num_registrations() -> int:
-    """How many submodules and parameters were set in this process. Equal numbers: no network was rebuilt meanwhile.
+    """The number of submodules and parameters set in this process; if it is unchanged, no network was changed.
 
     Example:
         >>> from torch import nn

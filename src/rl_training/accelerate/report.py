@@ -1,4 +1,4 @@
-"""What is accelerated in an object and why the rest is not."""
+"""Reports which functions of an object are accelerated, and why the others are not."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rl_training.contracts.state import Stateful
 
 
 def report(owner: Any) -> dict[str, str]:
-    """How every accelerated function of an object runs, by its name: see `Accelerated.status`."""
+    """The status of every accelerated function of an object, by name: see `Accelerated.status`."""
     return {name: function.status() for name, function in _functions(owner, "", set())}
 
 
 def forget(owner: Any) -> None:
-    """Drop every recording of an object, because its weights were replaced."""
+    """Drop every recording of an object, after its weights were replaced."""
     for _, function in _functions(owner, "", set()):
         function.forget()
 

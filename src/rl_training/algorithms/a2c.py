@@ -26,8 +26,8 @@ def _rmsprop() -> OptimizerConfig:
 class A2CConfig(ActorCriticConfig):
     """Settings of A2C.
 
-    The defaults are those of Stable-Baselines3, for 8 environments; our value loss is half the squared error, so the
-    same `vf_coef` weighs it half as much.
+    The defaults are those of Stable-Baselines3, for 8 environments. The value loss here is half the squared error, so
+    the same `vf_coef` gives it half the weight.
     """
 
     num_steps: int = setting(5, "Steps of each environment per rollout.", ge=1, search=choices(5, 8, 16, 32, 64))
@@ -50,10 +50,10 @@ class A2CConfig(ActorCriticConfig):
 
 
 class A2CAlgorithm(ActorCriticAlgorithm[A2CConfig]):
-    """One policy-gradient step on each short rollout."""
+    """One policy-gradient step per rollout."""
 
     def losses(self, data: RolloutBatch) -> dict[str, Tensor]:
-        """See `ActorCriticAlgorithm.losses`: those of a whole rollout."""
+        """See `ActorCriticAlgorithm.losses`: for a whole rollout."""
         config = self.config
         advantages = normalize(data.advantages) if config.normalize_advantage else data.advantages
         logprobs, entropies, values = self.policy.evaluate_actions(data.obs, data.actions)
@@ -64,7 +64,7 @@ class A2CAlgorithm(ActorCriticAlgorithm[A2CConfig]):
         return {"loss": loss, "policy_loss": policy_loss, "critic_loss": critic_loss, "entropy": entropy}
 
     def update(self, batch: RolloutBuffer, progress: Progress) -> UpdateResult:
-        """Learn from one rollout."""
+        """One gradient step on a rollout."""
         self.estimate_returns(batch)
         data = batch.flatten(self.device)
         learning_rate = value_of(self.config.learning_rate, progress.fraction)

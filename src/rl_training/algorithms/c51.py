@@ -35,7 +35,7 @@ class C51Config(QLearningConfig):
 
 
 class C51Algorithm(QLearningAlgorithm[C51Config, CategoricalQNetwork]):
-    """A return distribution on fixed atoms per action; the target is the next one's, moved and projected."""
+    """A return distribution on fixed atoms per action; the target is that of r + discount * z', projected."""
 
     def make_network(self) -> CategoricalQNetwork:
         """See `QLearningAlgorithm.make_network`."""
@@ -46,7 +46,7 @@ class C51Algorithm(QLearningAlgorithm[C51Config, CategoricalQNetwork]):
         )  # fmt: skip
 
     def losses(self, batch: TransitionBatch, *draws: Tensor) -> RowLosses:
-        """See `QLearningAlgorithm.losses`. Loss and priority are the divergence from the projected target."""
+        """See `QLearningAlgorithm.losses`. Loss and priority are the KL divergence from the projected target."""
         network, target = self.policy.network, self.target.module
         with torch.no_grad():
             next_logits = target(batch.next_obs)
@@ -56,7 +56,7 @@ class C51Algorithm(QLearningAlgorithm[C51Config, CategoricalQNetwork]):
         log_probs = at_action(network(batch.obs), batch.action).log_softmax(dim=1)
         loss = kl_divergence(target_probs, log_probs)
         q_pred = log_probs.detach().exp() @ network.support
-        return RowLosses(loss, loss.detach().clamp(min=0.0), q_pred)  # rounding can leave a divergence below zero
+        return RowLosses(loss, loss.detach().clamp(min=0.0), q_pred)  # rounding can make the divergence negative
 
 
 SPEC = AlgorithmSpec(

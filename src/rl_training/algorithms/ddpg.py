@@ -1,4 +1,4 @@
-"""Deep deterministic policy gradient (Lillicrap et al. 2016, arXiv:1509.02971): TD3 without its three remedies."""
+"""Deep deterministic policy gradient (Lillicrap et al. 2016, arXiv:1509.02971): TD3 without its three additions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rl_training.contracts.spec import AlgorithmSpec, Regime
 @documented
 @dataclass
 class DDPGConfig(TD3Config):
-    """Settings of DDPG. Exploration is with Gaussian noise; the paper's is `noise.kind: ou`, `noise.std: 0.2`."""
+    """Settings of DDPG. Exploration uses Gaussian noise; the paper uses `noise.kind: ou`, `noise.std: 0.2`."""
 
     num_critics: int = setting(1, "Critics in the ensemble; targets take the smallest, the actor the first.", ge=1)
     policy_delay: int = setting(
@@ -31,7 +31,7 @@ class DDPGConfig(TD3Config):
 
 
 class DDPGAlgorithm(TD3Algorithm[DDPGConfig]):
-    """A deterministic actor follows the gradient of the values that one critic learns from replay."""
+    """A deterministic actor that maximises the Q-values of one critic."""
 
 
 SPEC = AlgorithmSpec(

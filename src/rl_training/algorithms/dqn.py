@@ -28,7 +28,7 @@ class DQNConfig(QLearningConfig):
 
 
 class DQNAlgorithm(QLearningAlgorithm[DQNConfig, QNetwork]):
-    """One value per action; the target is the best next one by the target network."""
+    """One Q-value per action; the TD target uses the target network's largest next Q-value, or double Q-learning."""
 
     def make_network(self) -> QNetwork:
         """See `QLearningAlgorithm.make_network`."""
@@ -36,7 +36,7 @@ class DQNAlgorithm(QLearningAlgorithm[DQNConfig, QNetwork]):
         return QNetwork(self.spec, config.network, dueling=config.dueling, noisy=config.noisy)
 
     def losses(self, batch: TransitionBatch, *draws: Tensor) -> RowLosses:
-        """See `QLearningAlgorithm.losses`. The priority is the absolute error."""
+        """See `QLearningAlgorithm.losses`. The priority is the absolute TD error."""
         network, target = self.policy.network, self.target.module
         with torch.no_grad():
             next_q = target.q_values(batch.next_obs)

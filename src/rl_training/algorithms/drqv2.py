@@ -66,11 +66,11 @@ class DrQv2Config(OffPolicyActorCriticConfig):
 
 
 class DrQv2Algorithm(OffPolicyActorCriticAlgorithm[DrQv2Config]):
-    """DDPG with two critics on randomly shifted images, whose encoder learns from the critics' loss alone."""
+    """DDPG with two critics on randomly shifted images; only the critics' loss trains the encoder."""
 
     policy: PixelPolicy
     policy_class = PixelPolicy
-    critic_parts = ("encoder", "critic")  # the encoder has no slow copy in the target
+    critic_parts = ("encoder", "critic")  # the encoder has no target network
 
     def __init__(self, config: DrQv2Config, spec: EnvSpec, device: torch.device, rng: np.random.Generator) -> None:
         space = spec.observation_space
@@ -86,7 +86,7 @@ class DrQv2Algorithm(OffPolicyActorCriticAlgorithm[DrQv2Config]):
         self.image_dims = {key: (layout.order[-2], layout.order[-1]) for key, layout in images.items()}
 
     def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
-        """One step of the encoder and the critics, one of the actor, and then the targets."""
+        """Update the encoder and the critics, then the actor, then the targets."""
         rates = self.learning_rates(progress)
         std = value_of(self.config.noise.std, progress.fraction)
         shifted = batch._replace(obs=self.shifted(batch.obs), next_obs=self.shifted(batch.next_obs))
@@ -96,39 +96,39 @@ class DrQv2Algorithm(OffPolicyActorCriticAlgorithm[DrQv2Config]):
     def gradient_steps(
         self, batch: TransitionBatch, *, next_noise: Tensor, noise: Tensor, actor_rate: float, critic_rate: float
     ) -> dict[str, Tensor]:
-        """See `OffPolicyActorCriticAlgorithm.gradient_steps`: the actor learns from the critics' features."""
+        """See `OffPolicyActorCriticAlgorithm.gradient_steps`. The actor uses the features of the critic update."""
         critic = self.critic_step(critic_rate, batch, noise=next_noise)
         actor = self.actor_step(actor_rate, critic["features"], noise=noise)
         self.update_targets(self.config.tau)
         return {**self.critic_metrics(critic), "loss/policy": actor["loss"]}
 
     def critic_losses(self, batch: TransitionBatch, **inputs: Tensor) -> dict[str, Tensor]:
-        """See `OffPolicyActorCriticAlgorithm.critic_losses`. Beside them, the features that the encoder found."""
+        """See `OffPolicyActorCriticAlgorithm.critic_losses`. Also returns the encoder's features."""
         features = self.policy.encoder(batch.obs)
         found = super().critic_losses(batch._replace(obs=features), **inputs)
         return {**found, "features": features}
 
     def q_target(self, batch: TransitionBatch, *, noise: Tensor) -> Tensor:
-        """See `OffPolicyActorCriticAlgorithm.q_target`: of the next action with clipped noise."""
+        """See `OffPolicyActorCriticAlgorithm.q_target`: for the next action with clipped noise."""
         next_features = self.policy.encoder(batch.next_obs)
         next_q = self.critic_target.module(next_features, self.sample(next_features, noise))
         return pessimistic_target(batch.reward, batch.discount, next_q)
 
     def actor_losses(self, obs: Observation, *, noise: Tensor) -> dict[str, Tensor]:
-        """See `OffPolicyActorCriticAlgorithm.actor_losses`. It sees features, and so does not train the encoder."""
+        """See `OffPolicyActorCriticAlgorithm.actor_losses`. `obs` are features, so the encoder is not trained."""
         assert isinstance(obs, Tensor)
         return {"loss": -self.policy.critic(obs, self.sample(obs, noise)).amin(0).mean()}
 
     def sample(self, features: Tensor, noise: Tensor) -> Tensor:
-        """The actor's actions [B, A] with clipped noise. The gradient is that of the action without noise and bounds.
+        """The actor's actions [B, A] with clipped noise. The gradient is that of the action before noise and clipping.
 
-        So an action that the noise has pushed to a bound still learns which way to go.
+        So actions that the noise pushed to a bound still get a gradient.
         """
         mean: Tensor = self.policy.actor(features)
         return mean + (smoothed_action(mean, noise, self.config.noise_clip) - mean).detach()
 
     def shifted(self, obs: Observation) -> Observation:
-        """Observations whose images are shifted at random, each by its own amount; other entries are left alone."""
+        """Observations with randomly shifted images, each by its own offset; other entries are unchanged."""
         if isinstance(obs, dict):
             return {key: self._shift(key, part) for key, part in obs.items()}
         return self._shift("", obs)

@@ -33,7 +33,7 @@ class IQNConfig(QLearningConfig):
 
 
 class IQNAlgorithm(QLearningAlgorithm[IQNConfig, ImplicitQuantileQNetwork]):
-    """Quantiles of the return at fractions drawn anew for each transition, learned by quantile regression."""
+    """Quantiles of the return at fractions sampled for each transition, learned by quantile regression."""
 
     def make_network(self) -> ImplicitQuantileQNetwork:
         """See `QLearningAlgorithm.make_network`."""
@@ -44,7 +44,7 @@ class IQNAlgorithm(QLearningAlgorithm[IQNConfig, ImplicitQuantileQNetwork]):
         )  # fmt: skip
 
     def draws(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
-        """See `QLearningAlgorithm.draws`: the fractions of predictions and of targets."""
+        """See `QLearningAlgorithm.draws`: the fractions for predictions and for targets."""
         rows, config = len(batch.reward), self.config
         return self.draw_fractions(rows, config.num_fractions), self.draw_fractions(rows, config.num_target_fractions)
 
@@ -61,7 +61,7 @@ class IQNAlgorithm(QLearningAlgorithm[IQNConfig, ImplicitQuantileQNetwork]):
         return RowLosses(loss, loss.detach(), q_pred.detach().mean(dim=1))
 
     def draw_fractions(self, rows: int, count: int) -> Tensor:
-        """Uniform fractions [rows, count] from the algorithm's own stream."""
+        """Uniform fractions [rows, count] from the algorithm's random generator."""
         return torch.from_numpy(self.rng.random((rows, count), dtype=np.float32)).to(self.device)
 
 

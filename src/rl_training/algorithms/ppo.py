@@ -32,8 +32,8 @@ from rl_training.policies.parameters import GradientStep
 class PPOConfig(ActorCriticConfig):
     """Settings of PPO.
 
-    The defaults are those of Stable-Baselines3, with its 2048 steps spread over 8 environments; our value loss is half
-    the squared error, so the same `vf_coef` weighs it half as much (as in CleanRL).
+    The defaults are those of Stable-Baselines3, with its 2048 steps spread over 8 environments. The value loss here is
+    half the squared error, as in CleanRL, so the same `vf_coef` gives it half the weight.
     """
 
     minibatch_size: int = setting(
@@ -66,15 +66,15 @@ def ppo_loss(
 ) -> dict[str, Tensor]:
     """The loss of one minibatch, as a pure function of tensors [B].
 
-    Keys: `logprobs` (new, with gradient), `old_logprobs`, `advantages`, `returns`, `values` (old, used only to clip),
-    `new_values` and `entropy` (with gradient). Advantages are used as they are: PPO normalises them per minibatch
-    before it calls this function.
+    Keys: `logprobs` (new, with gradient), `old_logprobs`, `advantages`, `returns`, `values` (old, used only for
+    clipping), `new_values` and `entropy` (with gradient). Advantages are not normalised here: PPO normalises them per
+    minibatch before it calls this function.
 
     Returns `loss = policy_loss + vf_coef * value_loss - ent_coef * entropy_loss`, where
 
     - `policy_loss` is the mean of -min(ratio * A, clip(ratio, 1 - clip_coef, 1 + clip_coef) * A);
     - `value_loss` is half the mean squared error (clipped around the old values if `clip_value_coef` is given);
-    - `entropy_loss` is the mean entropy, so a larger one is more random, and the bonus enters with a minus;
+    - `entropy_loss` is the mean entropy (larger means more random), subtracted as a bonus;
 
     and, without gradient, `approx_kl` (the mean of (r - 1) - log r) and `clip_fraction`.
     """
@@ -102,11 +102,11 @@ def ppo_loss(
 
 
 Evaluation = tuple[Tensor, Tensor, Tensor]
-"""What a policy makes of the rows of a minibatch: log-probabilities, entropies and values [B], with gradients."""
+"""Log-probabilities, entropies and values [B] of a minibatch under the current policy, with gradients."""
 
 
 def minibatch_losses(config: PPOConfig, rows: RolloutBatch, judged: Evaluation, clip_coef: Tensor) -> dict[str, Tensor]:
-    """`ppo_loss` of the rows of a minibatch as the policy judges them now."""
+    """`ppo_loss` of a minibatch, given its evaluation by the current policy."""
     logprobs, entropy, new_values = judged
     return ppo_loss(
         {
@@ -132,9 +132,9 @@ def ppo_epochs(
     epoch: Callable[[], Iterable[tuple[Any, ...]]],
     progress: Progress,
 ) -> UpdateResult:
-    """Several passes over a rollout, one gradient step per minibatch.
+    """Run several epochs over a rollout, with one gradient step per minibatch.
 
-    `epoch` begins a pass: it gives the minibatches of `data` one by one, each as what `step` takes beside `clip_coef`.
+    `epoch()` yields the minibatches of `data` for one epoch, each as the arguments of `step` after `clip_coef`.
     """
     learning_rate = value_of(config.learning_rate, progress.fraction)
     clip_coef = value_of(config.clip_coef, progress.fraction)
@@ -167,14 +167,14 @@ def _mean(steps: list[dict[str, Tensor]], name: str) -> Tensor:
 
 
 class PPOAlgorithm(ActorCriticAlgorithm[PPOConfig]):
-    """Several epochs of minibatch steps on the clipped surrogate of each rollout."""
+    """Several epochs of minibatch steps on the clipped surrogate objective per rollout."""
 
     def losses(self, clip_coef: Tensor, rows: RolloutBatch) -> dict[str, Tensor]:
-        """See `ActorCriticAlgorithm.losses`: those of one minibatch."""
+        """See `ActorCriticAlgorithm.losses`: for one minibatch."""
         return minibatch_losses(self.config, rows, self.policy.evaluate_actions(rows.obs, rows.actions), clip_coef)
 
     def update(self, batch: RolloutBuffer, progress: Progress) -> UpdateResult:
-        """Learn from one rollout."""
+        """Several epochs of gradient steps on a rollout."""
         self.estimate_returns(batch)
         data = batch.flatten(self.device)
 

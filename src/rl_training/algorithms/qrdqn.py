@@ -27,7 +27,7 @@ class QRDQNConfig(QLearningConfig):
 
 
 class QRDQNAlgorithm(QLearningAlgorithm[QRDQNConfig, QuantileQNetwork]):
-    """Evenly spaced quantiles of the return per action, learned by quantile regression."""
+    """Quantiles of the return at evenly spaced fractions per action, learned by quantile regression."""
 
     def make_network(self) -> QuantileQNetwork:
         """See `QLearningAlgorithm.make_network`."""

@@ -1,4 +1,4 @@
-"""Rainbow: C51 with six improvements of DQN at once (Hessel et al. 2018, arXiv:1710.02298)."""
+"""Rainbow: DQN with six improvements combined, based on C51 (Hessel et al. 2018, arXiv:1710.02298)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_training.contracts.spec import AlgorithmSpec, Regime
 @documented
 @dataclass
 class RainbowConfig(C51Config):
-    """Settings of Rainbow: C51's, with everything switched on and the paper's values for it."""
+    """Settings of Rainbow: those of C51, with all improvements enabled and the paper's values for them."""
 
     n_step: int = setting(3, "Rewards that are summed before the bootstrap.", ge=1, search=choices(1, 3, 5, 10))
     prioritized: bool = setting(True, "Sample transitions in proportion to their last error.")
@@ -31,7 +31,7 @@ class RainbowConfig(C51Config):
 
 
 class RainbowAlgorithm(C51Algorithm):
-    """C51's algorithm as it is; only the defaults differ."""
+    """The C51 algorithm with other defaults."""
 
 
 SPEC = AlgorithmSpec(

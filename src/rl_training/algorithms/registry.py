@@ -1,7 +1,7 @@
-"""The registry of algorithms: every module of `algorithms` and `contrib` that defines a `SPEC`, and those of others.
+"""The registry of algorithms: every module of `algorithms` and `contrib` that defines a `SPEC`, and plug-ins.
 
-Nothing is listed by hand, so adding an algorithm is adding a module. Other packages announce theirs by an entry point
-of the group `rl_training.algorithms`; scripts register theirs with `register_algorithm`.
+There is no list to edit: a new algorithm is a new module. Other packages declare an entry point in the group
+`rl_training.algorithms`; scripts call `register_algorithm`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PACKAGES = ("rl_training.algorithms", "rl_training.contrib")
 
 
 def _accept(name: str, value: Any) -> AlgorithmSpec:
-    """The spec that was registered, or that of a module; one that cannot work is refused."""
+    """Check a registered spec, or the `SPEC` of a registered module, and return it."""
     spec = getattr(value, "SPEC", None) if isinstance(value, types.ModuleType) else value
     if not isinstance(spec, AlgorithmSpec):
         raise ConfigError(f"expected an AlgorithmSpec, or a module that has one named SPEC, got {value!r:.80}")
@@ -52,7 +52,7 @@ REGISTRIES[ALGORITHMS.kind] = ALGORITHMS
 
 @functools.cache
 def _discover() -> None:
-    """Find the package's own algorithms."""
+    """Register the package's own algorithms."""
     for package_name in _PACKAGES:
         package = importlib.import_module(package_name)
         for module_info in pkgutil.iter_modules(package.__path__):
@@ -62,11 +62,11 @@ def _discover() -> None:
 
 
 def register_algorithm(spec: AlgorithmSpec) -> AlgorithmSpec:
-    """Make an algorithm known by its name, for Python, configs and checkpoints of this process.
+    """Register an algorithm under its name, for Python, configs and checkpoints of this process.
 
-    The command line and other processes find algorithms of installed packages, by entry points of the group
-    `rl_training.algorithms`. Names and titles of the package's own algorithms are refused. Returns the spec as it is
-    registered: its layer is `plugin`.
+    The command line and other processes find only algorithms of installed packages, by entry points in the group
+    `rl_training.algorithms`. Names and titles of the package's own algorithms are refused. Returns the registered spec,
+    whose layer is `plugin`.
 
     Example:
         >>> from my_package import SPEC  # doctest: +SKIP
@@ -79,13 +79,13 @@ def register_algorithm(spec: AlgorithmSpec) -> AlgorithmSpec:
 
 
 def own_algorithms() -> dict[str, AlgorithmSpec]:
-    """The algorithms of this package itself, by name."""
+    """The algorithms of this package, by name, without plug-ins."""
     _discover()
     return dict(sorted(ALGORITHMS.own().items()))
 
 
 def registry() -> dict[str, AlgorithmSpec]:
-    """All algorithms by name. One of another package that cannot be imported is left out, with a warning."""
+    """All algorithms by name. Plug-ins that cannot be imported are left out with a warning."""
     found = own_algorithms()
     for name in ALGORITHMS.added():
         try:
@@ -95,13 +95,13 @@ def registry() -> dict[str, AlgorithmSpec]:
     return dict(sorted(found.items()))
 
 
-@functools.cache  # once is enough
+@functools.cache  # warn once
 def _warn(problem: str) -> None:
     warnings.warn(f"{problem}. `rl-training doctor` shows all plug-ins", stacklevel=3)
 
 
 def get_spec(name: str) -> AlgorithmSpec:
-    """The algorithm with that name; the error names the nearest one."""
+    """The algorithm with that name; the error for an unknown name suggests the nearest one."""
     _discover()
     try:
         return ALGORITHMS.get(name)
@@ -110,7 +110,7 @@ def get_spec(name: str) -> AlgorithmSpec:
 
 
 def check_action_space(algorithm: AlgorithmSpec, spec: EnvSpec) -> None:
-    """Refuse an action space that the algorithm cannot handle, and name algorithms that can."""
+    """Raise a `SpaceError` for an unsupported action space; it names algorithms that support the space."""
     if isinstance(spec.action_space, algorithm.action_spaces):
         return
     accepted = ", ".join(space.__name__ for space in algorithm.action_spaces)

@@ -45,7 +45,7 @@ class SACConfig(OffPolicyActorCriticConfig):
 
 
 class Temperature(nn.Module):
-    """The learned weight of the entropy, alpha = exp(log_alpha)."""
+    """The learned temperature, alpha = exp(log_alpha)."""
 
     def __init__(self, initial: float) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Temperature(nn.Module):
 
 
 class SACAlgorithm(OffPolicyActorCriticAlgorithm[SACConfig]):
-    """A stochastic actor climbs the values and its own entropy, weighed by a temperature."""
+    """A stochastic actor that maximises Q-values plus its entropy, weighted by the temperature."""
 
     policy: SquashedGaussianPolicy
     policy_class = SquashedGaussianPolicy
@@ -69,12 +69,12 @@ class SACAlgorithm(OffPolicyActorCriticAlgorithm[SACConfig]):
         )
 
     def alpha(self) -> Tensor:
-        """The temperature now, without gradient."""
+        """The current temperature, without gradient."""
         fixed = self.config.temperature
         return self.temperature.log_alpha.detach().exp() if fixed is None else torch.tensor(fixed, device=self.device)
 
     def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
-        """One step of the critics; every `policy_delay` steps one of the actor and of the temperature; the targets."""
+        """Update the critics; every `policy_delay` updates also the actor and the temperature; then the targets."""
         rates = self.learning_rates(progress)
         update_actor = (progress.updates + 1) % self.config.policy_delay == 0
         next_noise = self.draw_noise(batch)
@@ -84,7 +84,7 @@ class SACAlgorithm(OffPolicyActorCriticAlgorithm[SACConfig]):
     def gradient_steps(
         self, batch: TransitionBatch, *, next_noise: Tensor, noise: Tensor | None, actor_rate: float, critic_rate: float
     ) -> dict[str, Tensor]:
-        """See `OffPolicyActorCriticAlgorithm.gradient_steps`. The actor and the temperature learn if there is noise."""
+        """See `OffPolicyActorCriticAlgorithm.gradient_steps`. Actor and temperature are updated only with `noise`."""
         alpha = self.alpha()
         critic = self.critic_step(critic_rate, batch, noise=next_noise, alpha=alpha)
         found = {**self.critic_metrics(critic), "train/temperature": alpha}
@@ -97,18 +97,18 @@ class SACAlgorithm(OffPolicyActorCriticAlgorithm[SACConfig]):
         return found
 
     def q_target(self, batch: TransitionBatch, *, noise: Tensor, alpha: Tensor) -> Tensor:
-        """See `OffPolicyActorCriticAlgorithm.q_target`: with the entropy of the next action."""
+        """See `OffPolicyActorCriticAlgorithm.q_target`: the soft target, with the entropy of the next action."""
         next_action, next_log_prob = self.policy.actor.sample(batch.next_obs, noise)
         next_q = self.critic_target.module(batch.next_obs, next_action)
         return soft_target(batch.reward, batch.discount, next_q, next_log_prob, alpha)
 
     def actor_losses(self, obs: Observation, *, noise: Tensor, alpha: Tensor) -> dict[str, Tensor]:
-        """See `OffPolicyActorCriticAlgorithm.actor_losses`: of fresh actions."""
+        """See `OffPolicyActorCriticAlgorithm.actor_losses`: for newly sampled actions."""
         action, log_prob = self.policy.actor.sample(obs, noise)
         return {"loss": sac_actor_loss(log_prob, self.policy.critic(obs, action), alpha), "log_prob": log_prob}
 
     def temperature_losses(self, log_prob: Tensor) -> dict[str, Tensor]:
-        """The temperature's loss, given log-probabilities [B] of fresh actions."""
+        """The temperature loss, given log-probabilities [B] of newly sampled actions."""
         return {"loss": temperature_loss(self.temperature.log_alpha, log_prob, self.target_entropy)}
 
 

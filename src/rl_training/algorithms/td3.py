@@ -26,7 +26,7 @@ from rl_training.policies.targets import Target
 @documented
 @dataclass
 class TD3Config(OffPolicyActorCriticConfig):
-    """Settings of TD3. Rates, sizes and noise are those of the authors' published code."""
+    """Settings of TD3. Learning rates, sizes and noise are those of the authors' published code."""
 
     policy_delay: int = setting(
         2, "Steps of the critics per step of the actor and of the targets.", ge=1, search=choices(1, 2, 4)
@@ -41,9 +41,9 @@ TD3ConfigT = TypeVar("TD3ConfigT", bound=TD3Config)
 
 
 class TD3Algorithm(OffPolicyActorCriticAlgorithm[TD3ConfigT], Generic[TD3ConfigT]):
-    """A deterministic actor, and three remedies for overestimated values.
+    """A deterministic actor, with three measures against overestimated Q-values.
 
-    Targets take the smaller of two critics, target actions are smoothed by noise, and the actor learns more slowly.
+    TD targets take the minimum of two critics, noise smooths the target actions, and the actor is updated less often.
     """
 
     policy: DeterministicPolicy
@@ -58,7 +58,7 @@ class TD3Algorithm(OffPolicyActorCriticAlgorithm[TD3ConfigT], Generic[TD3ConfigT
         return [self.actor_target, self.critic_target]
 
     def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
-        """One step of the critics; every `policy_delay` steps one of the actor, and then the targets."""
+        """Update the critics; every `policy_delay` updates also the actor and then the targets."""
         rates = self.learning_rates(progress)
         update_actor = (progress.updates + 1) % self.config.policy_delay == 0
         noise = self.draw_noise(batch) if self.config.target_noise > 0 else None
@@ -75,14 +75,14 @@ class TD3Algorithm(OffPolicyActorCriticAlgorithm[TD3ConfigT], Generic[TD3ConfigT
         return found
 
     def q_target(self, batch: TransitionBatch, *, noise: Tensor | None) -> Tensor:
-        """See `OffPolicyActorCriticAlgorithm.q_target`: of the next action with clipped noise."""
+        """See `OffPolicyActorCriticAlgorithm.q_target`: for the next action with clipped noise."""
         next_action: Tensor = self.actor_target.module(batch.next_obs)
         if noise is not None:
             next_action = smoothed_action(next_action, self.config.target_noise * noise, self.config.target_noise_clip)
         return pessimistic_target(batch.reward, batch.discount, self.critic_target.module(batch.next_obs, next_action))
 
     def actor_losses(self, obs: Observation) -> dict[str, Tensor]:
-        """See `OffPolicyActorCriticAlgorithm.actor_losses`: minus the first critic's value."""
+        """See `OffPolicyActorCriticAlgorithm.actor_losses`: minus the mean Q-value of the first critic."""
         return {"loss": -self.policy.critic(obs, self.policy.actor(obs), slice(1)).mean()}
 
 

@@ -54,7 +54,7 @@ class TRPOConfig(AdvantageConfig):
     )
 
     def rows_per_update(self, num_envs: int) -> int:
-        """See `AlgorithmConfig.rows_per_update`: of the critic, which makes most of them."""
+        """See `AlgorithmConfig.rows_per_update`: for the critic, which makes most of the updates."""
         return self.minibatch_size
 
     def problems(self) -> list[str]:
@@ -66,7 +66,7 @@ class TRPOConfig(AdvantageConfig):
 
 
 class TRPOAlgorithm(AdvantageAlgorithm[TRPOConfig]):
-    """One natural-gradient step of the actor per rollout, as long as the KL allows; the critic is fitted apart."""
+    """One natural-gradient step of the actor per rollout, within a KL limit; the critic is trained separately."""
 
     def __init__(self, config: TRPOConfig, spec: EnvSpec, device: torch.device, rng: np.random.Generator) -> None:
         super().__init__(config, spec, device, rng)
@@ -78,11 +78,11 @@ class TRPOAlgorithm(AdvantageAlgorithm[TRPOConfig]):
         )
 
     def critic_losses(self, obs: Observation, returns: Tensor) -> dict[str, Tensor]:
-        """The critic's error on a minibatch."""
+        """The value loss of a minibatch."""
         return {"loss": value_loss(self.policy.values(obs), returns)}
 
     def update(self, batch: RolloutBuffer, progress: Progress) -> UpdateResult:
-        """Learn from one rollout."""
+        """One step of the actor and several epochs of the critic on a rollout."""
         config = self.config
         self.estimate_returns(batch)
         data = batch.flatten(self.device)
@@ -109,7 +109,7 @@ class TRPOAlgorithm(AdvantageAlgorithm[TRPOConfig]):
         )
 
     def _move_actor(self, data: RolloutBatch) -> tuple[Tensor, LineSearch]:
-        """Maximise E[pi / pi_old A] within a mean KL (eq. 14): natural gradient, then a line search along it."""
+        """Maximise E[pi / pi_old A] within a mean KL (eq. 14): natural gradient, then line search along it."""
         config, policy = self.config, self.policy
         parameters = [p for part in (policy.actor, policy.head) for p in part.parameters() if p.requires_grad]
         actions = policy.head.flatten(data.actions)
@@ -137,7 +137,7 @@ class TRPOAlgorithm(AdvantageAlgorithm[TRPOConfig]):
         )
 
     def _fit_critic(self, data: RolloutBatch, learning_rate: float) -> tuple[Tensor, Tensor]:
-        """Several passes of gradient steps on the critic's error: the losses and gradient norms of all steps."""
+        """Train the critic for several epochs; returns the losses and gradient norms of all steps."""
         losses, norms = [], []
         for _ in range(self.config.critic_epochs):
             for rows in self.minibatches(data, self.config.minibatch_size):

@@ -1,1 +1,1 @@
-"""Algorithms with extra state or edge cases: the same lifecycle as core, a weaker promise of stability."""
+"""Algorithms with extra state or edge cases: the lifecycle of the core algorithms, with a weaker stability promise."""

@@ -1,7 +1,7 @@
-"""PPO with a memory, for environments that do not show all that matters.
+"""PPO with a recurrent policy, for partial observability.
 
-The surrogate is PPO's (Schulman et al. 2017, arXiv:1707.06347). The policy is learned on sequences that begin with the
-state which it had when they were collected (Kapturowski et al. 2019 call it the stored state).
+The surrogate is PPO's (Schulman et al. 2017, arXiv:1707.06347). The policy is trained on sequences that begin with the
+recurrent state from the time of collection (the "stored state" of Kapturowski et al. 2019).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rl_training.policies.parameters import GradientStep, ParameterStore
 @documented
 @dataclass
 class RecurrentPPOConfig(PPOConfig):
-    """Settings of RecurrentPPO: PPO's, the memory, and how rollouts are cut into sequences."""
+    """Settings of RecurrentPPO: those of PPO, the recurrent network, and how rollouts are split into sequences."""
 
     num_steps: int = setting(128, "Steps of each environment per rollout.", ge=1, search=choices(32, 64, 128, 256, 512))
     minibatch_size: int = setting(
@@ -59,29 +59,29 @@ class RecurrentPPOConfig(PPOConfig):
 
 
 def cut_rollout(rollout: RolloutBuffer, states: Tensor, length: int) -> tuple[Tensor, Sequences]:
-    """Sequences of `length` steps of one environment each; the last one of each environment may be padded.
+    """Split a rollout into sequences of `length` steps of one environment; the last of each may be padded.
 
-    `states` [T, N, S] are those before each row. Returns at which row of the flattened rollout, which has no invalid
-    rows, each place [length, B] stands, and the sequences.
+    `states` [T, N, S] are the recurrent states before each row. Returns, for each position [length, B] in the
+    sequences, the index of its row in the flattened rollout (which has no invalid rows), and the sequences.
     """
     valid, starts = rollout.valid[: len(states)].to(states.device), rollout.episode_starts().to(states.device)
     rows = (valid.flatten().cumsum(0) - 1).view_as(valid) * valid
     num_windows = math.ceil(len(states) / length)
 
     def fold(x: Tensor) -> Tensor:
-        """From [T, N] to [length, B]: the environments of one window of time, then those of the next."""
+        """From [T, N] to [length, B]: all environments of the first time window, then all of the next."""
         padded = torch.cat([x, x.new_zeros(num_windows * length - len(x), x.shape[1])])
         folded: Tensor = padded.reshape(num_windows, length, -1).transpose(0, 1).flatten(1)
         return folded
 
     there = fold(valid)
-    used = there.any(0)  # a sequence may be nothing but a reset
+    used = there.any(0)  # a sequence may hold only a reset, and so no valid row
     sequences = Sequences(there[:, used], fold(starts)[:, used], states[::length].flatten(0, 1)[used])
     return fold(rows)[:, used], sequences
 
 
 class RecurrentPPOAlgorithm(Algorithm[RecurrentPPOConfig]):
-    """PPO's epochs over minibatches of whole sequences."""
+    """PPO on minibatches of whole sequences."""
 
     policy: RecurrentActorCriticPolicy
 
@@ -89,19 +89,19 @@ class RecurrentPPOAlgorithm(Algorithm[RecurrentPPOConfig]):
         self, config: RecurrentPPOConfig, spec: EnvSpec, device: torch.device, rng: np.random.Generator
     ) -> None:
         super().__init__(config, spec, device, rng)
-        with torch.random.fork_rng(devices=[]):  # initial weights come from our stream, not from the global one
+        with torch.random.fork_rng(devices=[]):  # initial weights come from `rng`, not from torch's global generator
             torch.default_generator.manual_seed(int(rng.integers(2**63)))
             self.policy = RecurrentActorCriticPolicy(spec, config.network, config.memory, config.box_actions).to(device)
         self.store = ParameterStore(self.policy, config.optimizer)
         self.step = GradientStep(self.store, self.losses, module=self.policy, max_grad_norm=config.max_grad_norm)
 
     def losses(self, clip_coef: Tensor, rows: RolloutBatch, sequences: Sequences) -> dict[str, Tensor]:
-        """Those of one minibatch of whole sequences."""
+        """The PPO losses of one minibatch of whole sequences."""
         judged = self.policy.evaluate_actions(rows.obs, rows.actions, sequences)
         return minibatch_losses(self.config, rows, judged, clip_coef)
 
     def update(self, batch: RolloutBuffer, progress: Progress) -> UpdateResult:
-        """Learn from one rollout."""
+        """Several epochs of gradient steps on a rollout."""
         states = self._states(batch)
         self._estimate_returns(batch, states)
         data = batch.flatten(self.device)
@@ -116,10 +116,10 @@ class RecurrentPPOAlgorithm(Algorithm[RecurrentPPOConfig]):
         return ppo_epochs(self.config, self.step, data, epoch, progress)
 
     def _states(self, rollout: RolloutBuffer) -> Tensor:
-        """The policy's states [T + 1, N, S] before each row of a rollout and after the last.
+        """The recurrent states [T + 1, N, S] before each row of a rollout and after the last.
 
-        They stay as they are while the weights change. The rollout is seen in parts, as long as the sequences of a
-        minibatch, so that images need no more memory here than there.
+        They are computed once per rollout, not again after each gradient step. The rollout is processed in windows of
+        the sequence length, so that images need no more memory here than in a minibatch.
         """
 
         def seen(part: slice) -> Observation:
@@ -135,10 +135,10 @@ class RecurrentPPOAlgorithm(Algorithm[RecurrentPPOConfig]):
         return torch.cat(found)
 
     def _estimate_returns(self, rollout: RolloutBuffer, states: Tensor) -> None:
-        """Advantages and returns, bootstrapped with the memory of the episode that is cut off.
+        """Compute advantages and returns; bootstrapped values use the recurrent state of the interrupted episode.
 
-        The last observation of a truncated episode is seen with the state after its last row; what follows the rollout
-        likewise, unless it begins an episode.
+        The final observation of a truncated episode is evaluated with the state after its last row. So is the
+        observation after the rollout, unless it begins an episode.
         """
         assert rollout.last_obs is not None
         size, final_obs, final_values = len(states) - 1, rollout.stacked_final_obs(), None
@@ -158,7 +158,7 @@ class RecurrentPPOAlgorithm(Algorithm[RecurrentPPOConfig]):
         return self.policy.value(tensors, states, begins).cpu()
 
     def _minibatches(self, num_sequences: int, num_rows: int) -> list[Tensor]:
-        """A fresh random split of the sequences into parts of about `minibatch_size` rows."""
+        """Shuffle the sequences and split them into minibatches of about `minibatch_size` rows."""
         order = torch.from_numpy(self.rng.permutation(num_sequences)).to(self.device)
         count = round(num_rows / self.config.minibatch_size)
         return list(order.tensor_split(min(max(1, count), num_sequences)))

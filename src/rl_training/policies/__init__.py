@@ -1,1 +1,1 @@
-"""Networks and how they act."""
+"""Policies: networks, action selection, exploration and parameters."""

@@ -1,4 +1,4 @@
-"""Activations between layers, by name."""
+"""Activation functions by name."""
 
 from __future__ import annotations
 

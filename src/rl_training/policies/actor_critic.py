@@ -1,4 +1,4 @@
-"""The actor-critic policy of the on-policy family."""
+"""The actor-critic policy of the on-policy algorithms."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ class ActorCriticPolicy(nn.Module):
         return [self.actor, self.head.linear]
 
     def distribution(self, obs: Observation) -> Distribution:
-        """The action distribution alone."""
+        """The action distribution, without the values."""
         distribution: Distribution = self.head(self.actor(obs), mask_of(obs) if self.masked else None)
         return distribution
 
     def mode(self, obs: Observation) -> Tensor:
-        """The likeliest actions, flat: [B] or [B, D]."""
+        """Deterministic actions, flat: [B] or [B, D]."""
         return self.distribution(obs).mode()
 
     def values(self, obs: Observation) -> Tensor:
-        """The values [B] alone, with gradients."""
+        """The values [B], with gradients, without the action distribution."""
         values: Tensor = self.value_head((self.actor if self.shared else self.critic)(obs)).squeeze(-1)
         return values
 
@@ -116,7 +116,7 @@ class ActorCriticPolicy(nn.Module):
         return self._choose(obs, rng)
 
     def _choose(self, obs: Any, rng: np.random.Generator | None) -> AnyArray | None:
-        """Actions by numpy, the likeliest ones without rng; None if this is work for torch."""
+        """Actions computed by numpy, deterministic without rng; None if torch has to compute them."""
         outputs = self._outputs(obs)
         if outputs is None:
             return None
@@ -124,7 +124,7 @@ class ActorCriticPolicy(nn.Module):
 
     @torch.no_grad()
     def _decision(self, obs: Observation, noise: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Flat actions, the likeliest ones without noise, and what a rollout keeps beside them."""
+        """Flat actions, deterministic without noise, and the log-probabilities and values that a rollout stores."""
         distribution, values = self(obs)
         action = distribution.mode() if noise is None else distribution.sample(noise)
         return action, {"logprobs": distribution.log_prob(action), "values": values}

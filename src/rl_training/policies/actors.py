@@ -1,7 +1,7 @@
-"""Actors for bounded real-valued actions, and the policies that explore with them.
+"""Actors for bounded continuous actions, and the policies that explore with them.
 
-Actions live in [-1, 1] throughout; `envs.actions` maps them to an environment's bounds. Within this module they are
-flat, [B, A]; a policy's `act` gives them the shape of the action space.
+Actions are in [-1, 1]; `envs.actions` rescales them to an environment's bounds. In this module they are flat, [B, A]; a
+policy's `act` reshapes them to the action space.
 """
 
 from __future__ import annotations
@@ -79,16 +79,16 @@ class OffPolicyNetworkConfig:
 
 
 def num_actions(spec: EnvSpec) -> int:
-    """The number A of real values of an action; only Box spaces have one."""
+    """The number A of action dimensions of a Box action space."""
     if not isinstance(spec.action_space, spaces.Box):
         raise SpaceError(f"actors for real-valued actions need a Box action space, got {spec.action_space}")
     return int(np.prod(spec.action_space.shape))
 
 
 class Trunk(nn.Module):
-    """Encoder, hidden layers and one linear layer: the raw outputs of an actor.
+    """Encoder, hidden layers and a linear output layer: the raw outputs of an actor.
 
-    The encoder is the one that `network` names, unless another is given.
+    `network` names the encoder, unless `encoder` is given.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Trunk(nn.Module):
 
 
 class DeterministicActor(nn.Module):
-    """One action for each observation."""
+    """A deterministic actor: tanh of the trunk's outputs."""
 
     def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig, encoder: Encoder | None = None) -> None:
         super().__init__()
@@ -127,11 +127,11 @@ class DeterministicActor(nn.Module):
 
 
 class SquashedGaussianActor(nn.Module):
-    """A normal distribution for each observation, squashed to [-1, 1] by tanh."""
+    """A state-dependent diagonal Gaussian, squashed to [-1, 1] by tanh."""
 
     def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig, encoder: Encoder | None = None) -> None:
         super().__init__()
-        self.trunk = Trunk(spec, network, 2 * num_actions(spec), encoder)  # both heads in one product
+        self.trunk = Trunk(spec, network, 2 * num_actions(spec), encoder)  # mean and log std in one layer
 
     def forward(self, obs: Observation) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation [B, A] before squashing."""
@@ -151,10 +151,10 @@ class SquashedGaussianActor(nn.Module):
 
 
 class ContinuousPolicy(nn.Module):
-    """An actor, its critics, and the noise that exploration adds. Base of the two policies below.
+    """An actor, its critics, and action noise for exploration. Base class of the two policies below.
 
-    `own_encoder` makes the encoders of the actor and of the critics, where they are not what `network` names. The
-    state that `act` passes on is the noise [N, A] where that is correlated over time, else None.
+    `own_encoder` makes the encoders of the actor and of the critics, to replace the one that `network` names. The state
+    that `act` returns is the noise [N, A] if that is correlated over time, else None.
     """
 
     actor: nn.Module
@@ -182,16 +182,16 @@ class ContinuousPolicy(nn.Module):
         self._sample = Accelerated(self.sample, self)
 
     def _acting_layers(self) -> list[nn.Module]:
-        """The layers that give the actor's raw outputs; none if they are not a chain."""
+        """The layers that compute the actor's raw outputs; empty if they are not a chain."""
         trunk = getattr(self.actor, "trunk", None)
         return [trunk.encoder, trunk.hidden, trunk.head] if type(trunk) is Trunk else []
 
     def choose(self, outputs: AnyArray, rng: np.random.Generator | None) -> AnyArray:
-        """The actions [N, A] that raw outputs mean, by numpy: as `sample`, without rng as `mode`."""
+        """Actions [N, A] from the actor's raw outputs, in numpy: as `sample`, or as `mode` without rng."""
         raise NotImplementedError
 
     def act_on_arrays(self, obs: ArrayObservation, rng: np.random.Generator) -> AnyArray | None:
-        """See `ArrayPolicy.act_on_arrays`. Noise that is correlated over time is left to `act`, which has a state."""
+        """See `ArrayPolicy.act_on_arrays`. Returns None for correlated noise: only `act` has a state."""
         outputs = None if self.noise.kind == "ou" else self._outputs(obs)
         if outputs is None:
             return None
@@ -202,15 +202,15 @@ class ContinuousPolicy(nn.Module):
         return action.reshape(len(action), *self.action_shape)
 
     def mode(self, obs: Observation) -> Tensor:
-        """The actions [B, A] without any randomness."""
+        """Deterministic actions [B, A]."""
         raise NotImplementedError
 
     def sample(self, obs: Observation, normal: Tensor) -> Tensor:
-        """The actions [B, A] to explore from, given standard normal draws [B, A], before noise is added."""
+        """Sampled actions [B, A] from standard normal samples [B, A], before action noise is added."""
         return self.mode(obs)
 
     def draws(self, obs: Observation, rng: np.random.Generator) -> Tensor | None:
-        """What `sample` needs; None if it is the same as `mode`."""
+        """The standard normal samples that `sample` takes; None if `sample` equals `mode`."""
         return None
 
     @torch.no_grad()
@@ -224,7 +224,7 @@ class ContinuousPolicy(nn.Module):
         episode_start: Tensor | None = None,
         rng: np.random.Generator | None = None,
     ) -> ActOutput:
-        """See `Policy.act`. Actions are in [-1, 1]; the noise is left out when `deterministic`."""
+        """See `Policy.act`. Actions are in [-1, 1]; no noise is added if `deterministic`."""
         if action_mask is not None:
             raise NotImplementedError("this policy does not take action masks")
         if deterministic:
@@ -253,13 +253,13 @@ class ContinuousPolicy(nn.Module):
 
     @torch.no_grad()
     def value(self, obs: Observation) -> Tensor:
-        """See `Policy.value`: what the smallest critic says of the action without noise."""
+        """See `Policy.value`: the minimum over the critics for the deterministic action."""
         values: Tensor = self.critic(obs, self.mode(obs))
         return values.amin(0)
 
 
 class DeterministicPolicy(ContinuousPolicy):
-    """Acts as its actor says, plus noise (DDPG, TD3)."""
+    """A deterministic actor plus action noise (DDPG, TD3)."""
 
     actor: DeterministicActor
     actor_class = DeterministicActor
@@ -275,7 +275,7 @@ class DeterministicPolicy(ContinuousPolicy):
 
 
 class SquashedGaussianPolicy(ContinuousPolicy):
-    """Samples from its actor's distribution (SAC); noise may be added to the samples."""
+    """Samples from the actor's distribution (SAC); action noise may be added."""
 
     actor: SquashedGaussianActor
     actor_class = SquashedGaussianActor

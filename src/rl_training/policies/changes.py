@@ -1,4 +1,4 @@
-"""Networks that were changed from outside: frozen parameters, replaced layers."""
+"""Networks that users change: frozen parameters, replaced layers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rl_training.policies.targets import Target
 
 
 class NetworkChanges:
-    """Notices changes to the networks of an algorithm (or of anything that has stores), and takes them over.
+    """Detects changes to the networks of an algorithm (or of any object that has stores), and updates what uses them.
 
-    Example: the encoder is not trained any more.
+    Example: freezing the first layer.
         >>> from torch import nn
         >>> from rl_training.policies.parameters import OptimizerConfig
         >>> class Owner:
@@ -35,14 +35,14 @@ class NetworkChanges:
         self._builds = [store.num_builds for store in self._stores]
 
     def found(self) -> bool:
-        """Whether a layer was replaced or a parameter frozen or unfrozen since the last look; takes microseconds."""
+        """Whether a layer was replaced or a parameter frozen or unfrozen since the last check; takes microseconds."""
         return not all(store.is_current() for store in self._stores)
 
     def take_over(self) -> None:
-        """Let stores, targets and gradient steps look at the networks again; recordings of the old ones are dropped."""
+        """Rebuild the stores, target networks and gradient steps, and drop the recordings of the old networks."""
         for store in self._stores:
             store.follow_module()
-        builds = [store.num_builds for store in self._stores]  # also those that a checkpoint caused
+        builds = [store.num_builds for store in self._stores]  # loading a checkpoint may also have caused builds
         if builds != self._builds:
             self._builds = builds
             for part in vars(self._owner).values():

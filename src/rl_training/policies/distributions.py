@@ -1,9 +1,8 @@
-"""Action distributions, lean and with noise passed in.
+"""Action distributions whose sampling noise is passed in.
 
-Own ones instead of `torch.distributions` because sampling there takes no generator (so random streams could not be
-owned and saved) and because they cost half the time of acting on small networks. Each class turns the raw outputs of a
-network [B, num_params] into a distribution over actions; `sample(noise)` is a pure function of noise that
-`draw_noise` drew from a named stream.
+They replace `torch.distributions`, whose `sample` takes no generator (so its random state could not be saved), and
+which costs half the time of acting on small networks. Each class turns the raw outputs of a network [B, num_params]
+into a distribution over actions. `sample(noise)` is a pure function; `ActionHead.draw_noise` draws the noise.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ SMALLEST_DRAW = np.float32(1e-8)
 
 
 class Categorical:
-    """One choice out of A. Actions [B] int64; samples by the Gumbel-max trick."""
+    """One of A discrete actions. Actions are [B] int64; sampling uses the Gumbel-max trick."""
 
     def __init__(self, logits: Tensor) -> None:
         self.log_probs = F.log_softmax(logits, dim=-1)
@@ -33,7 +32,7 @@ class Categorical:
         return (self.log_probs + noise).argmax(dim=-1)
 
     def mode(self) -> Tensor:
-        """The likeliest action."""
+        """The action with the highest probability."""
         return self.log_probs.argmax(dim=-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
@@ -41,7 +40,7 @@ class Categorical:
         return self.log_probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        """Entropy [B] in nats; impossible actions (log-probability -inf) add nothing."""
+        """Entropy [B] in nats; actions with log-probability -inf contribute 0."""
         return -(self.log_probs.exp() * self.log_probs.clamp(min=torch.finfo(self.log_probs.dtype).min)).sum(-1)
 
     def kl(self, other: Categorical) -> Tensor:
@@ -50,7 +49,7 @@ class Categorical:
 
 
 class MultiCategorical:
-    """Several independent choices. Actions [B, D]; noise and logits are the D blocks side by side."""
+    """D independent categoricals. Actions are [B, D]; logits and noise are concatenated over the D parts."""
 
     def __init__(self, logits: Tensor, sizes: Sequence[int]) -> None:
         self.sizes = list(sizes)
@@ -62,15 +61,15 @@ class MultiCategorical:
         return torch.stack([part.sample(block) for part, block in zip(self.parts, blocks, strict=True)], dim=-1)
 
     def mode(self) -> Tensor:
-        """The likeliest action of each choice."""
+        """The action with the highest probability of each categorical."""
         return torch.stack([part.mode() for part in self.parts], dim=-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Sum over the choices, [B]."""
+        """Sum over the categoricals, [B]."""
         return torch.stack([part.log_prob(action[:, i]) for i, part in enumerate(self.parts)]).sum(0)
 
     def entropy(self) -> Tensor:
-        """Sum over the choices, [B]."""
+        """Sum over the categoricals, [B]."""
         return torch.stack([part.entropy() for part in self.parts]).sum(0)
 
     def kl(self, other: MultiCategorical) -> Tensor:
@@ -79,7 +78,7 @@ class MultiCategorical:
 
 
 class Bernoulli:
-    """D independent bits. Actions [B, D] int64; samples where logistic noise lies below the logit."""
+    """D independent bits. Actions are [B, D] int64; a sample is 1 where logistic noise is below the logit."""
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
@@ -89,7 +88,7 @@ class Bernoulli:
         return (noise < self.logits).long()
 
     def mode(self) -> Tensor:
-        """The likelier value of each bit."""
+        """The value of each bit with the higher probability."""
         return (self.logits > 0).long()
 
     def log_prob(self, action: Tensor) -> Tensor:
@@ -108,7 +107,7 @@ class Bernoulli:
 
 
 class DiagGaussian:
-    """Independent normals. Actions [B, D] float32, unbounded; `envs.actions` brings them within bounds."""
+    """Independent normals. Actions are [B, D] float32 and unbounded; `envs.actions` maps them to the bounds."""
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
         self.mean = mean
@@ -142,24 +141,24 @@ Distribution = Categorical | MultiCategorical | Bernoulli | DiagGaussian
 
 
 def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
-    """KL(p || q) [B] of two distributions of one kind."""
+    """KL(p || q) [B] of two distributions of the same class."""
     assert type(p) is type(q)
     return p.kl(q)  # type: ignore[arg-type]
 
 
 def frozen(p: Distribution) -> Distribution:
-    """The same distribution, made without gradients, that stays as it is when the network learns on.
+    """A copy of a distribution computed without gradients, which later updates of the network do not change.
 
-    Only a Gaussian holds a parameter of the network itself; the others hold what was computed.
+    Only a Gaussian holds a parameter of the network (`log_std`), so only that is cloned.
     """
     return DiagGaussian(p.mean, p.log_std.detach().clone()) if isinstance(p, DiagGaussian) else p
 
 
 def gumbel_noise(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
-    """Standard Gumbel noise, as minus the log of a standard exponential (about twice as fast as `rng.gumbel`)."""
+    """Standard Gumbel noise: minus the log of a standard exponential (about twice as fast as `rng.gumbel`)."""
     draws = rng.standard_exponential(shape, dtype=np.float32)
-    # One float32 draw in 2**23 is exactly zero. Its noise would be infinite, and so beat an impossible action's -inf:
-    # the sum is NaN, which argmax takes for the largest.
+    # One float32 draw in 2**23 is exactly zero, which would give infinite noise. Added to the -inf of an invalid action
+    # that is NaN, and argmax treats NaN as the largest value.
     return -np.log(np.maximum(draws, SMALLEST_DRAW, out=draws))
 
 

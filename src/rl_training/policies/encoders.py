@@ -1,6 +1,6 @@
-"""Encoders: from an observation of any supported space to a flat feature tensor [B, F].
+"""Encoders (feature extractors): from an observation of any supported space to a feature tensor [B, F].
 
-The trainer, the buffers and the algorithms never look inside an observation; this is the only place that does.
+The trainer, the buffers and the algorithms do not depend on the observation space; only encoders do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rl_training.contracts.plugins import ENCODERS, FactoryT
 
 
 class Encoder(nn.Module):
-    """Base of all encoders; `num_features` is the width of what `forward` returns."""
+    """Base class of encoders; `num_features` is the number F of features that `forward` returns."""
 
     num_features: int
 
@@ -48,7 +48,7 @@ def register_encoder(name: str) -> Callable[[FactoryT], FactoryT]:
 def make_encoder(name: str, space: spaces.Space[Any], kwargs: Mapping[str, Any] | None = None) -> Encoder:
     """The encoder with that name; `auto` chooses by the observation space.
 
-    A class of `ImageEncoder` that is given a Dict is for each of its images; its other entries are encoded as ever.
+    For a Dict space, a subclass of `ImageEncoder` encodes the images; the encoder of other entries is chosen by space.
     """
     if name == "auto":
         name = _default_name(space)
@@ -61,12 +61,12 @@ def make_encoder(name: str, space: spaces.Space[Any], kwargs: Mapping[str, Any] 
 
 
 def _check_features(name: str, encoder: Encoder, space: spaces.Space[Any]) -> None:
-    """Try an encoder on two observations: one that says too little or wrong things would fail far from here."""
+    """Check an encoder on two observations, so that a wrong `num_features` fails here and not in a later layer."""
     width = getattr(encoder, "num_features", None)
     if not isinstance(width, (int, np.integer)):
         raise SpaceError(f"encoder '{name}' must say how many features it gives: set self.num_features, an int")
     modes = {part: part.training for part in encoder.modules()}
-    encoder.eval()  # so that nothing is learned from what it is tried on
+    encoder.eval()  # so that the trial batch does not change running statistics
     try:
         with torch.no_grad():
             features = encoder(_samples(space))
@@ -84,7 +84,7 @@ def _check_features(name: str, encoder: Encoder, space: spaces.Space[Any]) -> No
 
 
 def _samples(space: spaces.Space[Any]) -> Observation:
-    """Two observations as policies get them. The space's own random generator is left alone."""
+    """Two random observations as policies get them. The space's random generator is not used."""
     if isinstance(space, spaces.Dict):
         return {key: cast("Tensor", _samples(part)) for key, part in space.spaces.items()}
     own = copy.deepcopy(space)
@@ -120,7 +120,7 @@ class FlatEncoder(Encoder):
                 "MultiDiscrete, MultiBinary and a Dict of these; gymnasium.wrappers.FlattenObservation turns many "
                 "other spaces into a Box."
             )
-        # where the ones of each entry begin
+        # start of each entry's one-hot block
         self._array_offsets = np.cumsum([0, *self.sizes[:-1]], dtype=np.int64) - np.array(starts or [0], np.int64)
         self.register_buffer("offsets", torch.from_numpy(self._array_offsets), persistent=False)
         self.num_features = sum(self.sizes) or int(np.prod(space.shape or (1,)))
@@ -132,11 +132,11 @@ class FlatEncoder(Encoder):
         if not self.sizes:
             return rows.float()
         places = rows.long() + self.offsets
-        # not F.one_hot, which reads the largest value
+        # not F.one_hot, which reads the values and so cannot be recorded
         return torch.zeros(len(rows), self.num_features, device=rows.device).scatter_(1, places, 1.0)
 
     def encode_arrays(self, obs: ArrayObservation) -> AnyArray | None:
-        """What `forward` does, for arrays; None if the observations are no array."""
+        """`forward` for numpy arrays; None if the observation is not an array."""
         if not isinstance(obs, np.ndarray):
             return None
         rows = obs.reshape(len(obs), -1)
@@ -148,11 +148,11 @@ class FlatEncoder(Encoder):
 
 
 NATURE_SIZE = 36
-"""The smallest image that the three convolutions of `nature_cnn` leave something of."""
+"""Smallest image size that the three convolutions of `nature_cnn` accept, in pixels."""
 
 
 class ImageEncoder(Encoder):
-    """Base of convolutional encoders: images in any layout become floats [B, channels, height, width]."""
+    """Base class of convolutional encoders: turns images in any layout into floats [B, channels, height, width]."""
 
     def __init__(self, space: spaces.Space[Any]) -> None:
         super().__init__()
@@ -162,19 +162,19 @@ class ImageEncoder(Encoder):
         self.scale = 1.0 / max(brightest, 1.0)
 
     def images(self, obs: Observation) -> Tensor:
-        """Channels first [B, C, H, W], as they are stored; what all encoders of images begin with."""
+        """Images in channels-first order [B, C, H, W], in the stored type."""
         ordered = cast("Tensor", obs).permute(self.layout.order)
         return ordered.reshape(ordered.shape[0], self.layout.num_channels, *self.layout.size)
 
     def pixels(self, obs: Observation) -> Tensor:
-        """Channels first, and bytes scaled to [0, 1]."""
-        images = self.images(obs).contiguous(memory_format=torch.channels_last)  # convolutions on a CPU are faster so
+        """Images [B, C, H, W] as float32, scaled to [0, 1]."""
+        images = self.images(obs).contiguous(memory_format=torch.channels_last)  # faster convolutions on a CPU
         return images.to(torch.float32, copy=True).mul_(self.scale)
 
 
 @ENCODERS.builtin("nature_cnn")
 class NatureCNN(ImageEncoder):
-    """Three convolutions and a layer of 512 (Mnih et al. 2015)."""
+    """Three convolutions and a linear layer with 512 outputs (Mnih et al. 2015)."""
 
     def __init__(self, space: spaces.Space[Any]) -> None:
         super().__init__(space)
@@ -196,7 +196,7 @@ class NatureCNN(ImageEncoder):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions around which the input is carried."""
+    """Two convolutions with a skip connection."""
 
     def __init__(self, num_channels: int) -> None:
         super().__init__()
@@ -206,14 +206,14 @@ class ResidualBlock(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the same shape as its input."""
+        """The output has the shape of the input."""
         carried: Tensor = x + self.layers(x)
         return carried
 
 
 @ENCODERS.builtin("impala_cnn")
 class ImpalaCNN(ImageEncoder):
-    """Three stages: a convolution, a pooling that halves the image, two residual blocks (Espeholt et al. 2018)."""
+    """Three stages of a convolution, max pooling with stride 2 and two residual blocks (Espeholt et al. 2018)."""
 
     def __init__(self, space: spaces.Space[Any]) -> None:
         super().__init__(space)
@@ -235,14 +235,14 @@ class ImpalaCNN(ImageEncoder):
 
 
 DRQ_SIZE = 15
-"""The smallest image that the four convolutions of `drq_cnn` leave something of."""
+"""Smallest image size that the four convolutions of `drq_cnn` accept, in pixels."""
 
 
 @ENCODERS.builtin("drq_cnn")
 class DrQCNN(ImageEncoder):
-    """Four convolutions of 32 channels, of which only the first makes the image smaller (Yarats et al. 2021).
+    """Four convolutions with 32 channels, only the first with stride 2 (Yarats et al. 2021).
 
-    What they give is flattened and not made narrower: that is left to whoever reads it.
+    The output is flattened, without a linear layer: `PixelPolicy` adds a bottleneck per network.
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
@@ -258,7 +258,7 @@ class DrQCNN(ImageEncoder):
         self.num_features = _num_outputs(self.convolutions, self.layout)
 
     def forward(self, obs: Observation) -> Tensor:
-        """See `Encoder.forward`. Pixels are in [-0.5, 0.5]."""
+        """See `Encoder.forward`. Pixels are scaled to [-0.5, 0.5]."""
         features: Tensor = self.convolutions(self.pixels(obs) - 0.5)
         return features
 
@@ -270,10 +270,10 @@ def _num_outputs(layers: nn.Module, layout: ImageLayout) -> int:
 
 @ENCODERS.builtin("dict")
 class DictEncoder(Encoder):
-    """Each entry of a Dict space encoded by its own encoder, joined in the order of the keys.
+    """Encodes each entry of a Dict space with its own encoder and concatenates the features in sorted key order.
 
-    `images` names the encoder of entries that are images, `images_kwargs` are its keyword arguments; the encoder of
-    other entries is chosen by their space.
+    `images` names the encoder of image entries, with keyword arguments `images_kwargs`; the encoder of other entries is
+    chosen by their space.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class DictEncoder(Encoder):
         return torch.cat([part(obs[key]) for key, part in zip(self.keys, self.parts, strict=True)], dim=1)
 
     def encode_arrays(self, obs: ArrayObservation) -> AnyArray | None:
-        """What `forward` does, for arrays; None if an entry is left to torch."""
+        """`forward` for numpy arrays; None if torch has to encode one of the entries."""
         found: list[AnyArray] = []
         for key, part in zip(self.keys, self.parts, strict=True):
             encode = getattr(part, "encode_arrays", None)

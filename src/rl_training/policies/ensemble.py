@@ -1,4 +1,4 @@
-"""Ensembles: E networks of one shape that learn side by side, evaluated in one batched product per layer."""
+"""Ensembles: E networks of the same shape, evaluated with one batched matrix product per layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 Members = slice | Tensor
-"""Which networks of an ensemble: a slice, or a tensor [M] of their numbers."""
+"""A selection of networks of an ensemble: a slice, or a tensor [M] of indices."""
 
 
 def _count(members: Members, num_members: int) -> int:
@@ -30,7 +30,7 @@ def _count(members: Members, num_members: int) -> int:
 
 
 class EnsembleLinear(nn.Module):
-    """E linear layers side by side; each begins as `nn.Linear` would."""
+    """E linear layers with stacked weights, each initialised as `nn.Linear`."""
 
     def __init__(self, num_members: int, num_inputs: int, num_outputs: int) -> None:
         super().__init__()
@@ -39,18 +39,18 @@ class EnsembleLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(num_members, 1, num_outputs).uniform_(-bound, bound))
 
     def orthogonal_(self, gain: float = 1.0) -> None:
-        """Orthogonal weights in each member, and zero biases."""
+        """Initialise each member with orthogonal weights and zero biases."""
         for weight in self.weight.data:
             nn.init.orthogonal_(weight, gain)
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor, members: Members | None = None) -> Tensor:
-        """From [E, B, inputs] to [E, B, outputs]; with `members`, E is the number of those chosen."""
+        """From [E, B, inputs] to [E, B, outputs]; with `members`, E is the number of selected members."""
         weight: Tensor = self.weight
         bias: Tensor = self.bias
         if members is not None:
             weight, bias = weight[members], bias[members]
-        if weight.shape[-1] == 1:  # batched products with a single column are several times slower on CPUs
+        if weight.shape[-1] == 1:  # a batched product with a single column is several times slower on CPUs
             return (x * weight.mT).sum(-1, keepdim=True) + bias
         return torch.baddbmm(bias, x, weight)
 
@@ -70,7 +70,7 @@ class EnsembleMLP(nn.Module):
         self.activation = ACTIVATIONS[activation]()
 
     def forward(self, x: Tensor, members: Members | None = None) -> Tensor:
-        """From [B, inputs] to [E, B, outputs]; `members` chooses some of the networks."""
+        """From [B, inputs] to [E, B, outputs]; `members` selects networks."""
         num_members = self.num_members if members is None else _count(members, self.num_members)
         x = x.expand(num_members, *x.shape)
         for index, layer in enumerate(self.layers):
@@ -96,9 +96,9 @@ class OwnEnsemble(nn.Module):
 
 
 class EnsembleCritic(nn.Module):
-    """E action-value functions of observations and real-valued actions; the encoder of observations is shared.
+    """E Q-functions Q(s, a) of observations and continuous actions, with one shared encoder.
 
-    The encoder is the one that `network` names, unless another is given.
+    `network` names the encoder, unless `encoder` is given.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class EnsembleCritic(nn.Module):
             self.members = OwnEnsemble(num_critics, num_inputs, 1, network.critic, network.critic_kwargs)
 
     def forward(self, obs: Observation, action: Tensor, members: Members | None = None) -> Tensor:
-        """Values [E, B] of actions [B, ...]; `members` chooses some of the critics."""
+        """Q-values [E, B] of actions [B, ...]; `members` selects critics."""
         features = self.encoder(obs)
         inputs = torch.cat((features, action.reshape(features.shape[0], -1)), dim=1)
         values: Tensor = self.members(inputs, members)

@@ -1,4 +1,4 @@
-"""Exploration of real-valued actions: noise that is added to a policy's action, and purely random actions."""
+"""Exploration: noise added to continuous actions, and uniformly random actions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rl_training.policies.masks import mask_of, put_mask
 @documented
 @dataclass
 class NoiseConfig:
-    """Noise that is added to actions in [-1, 1] while exploring."""
+    """Action noise: added to actions in [-1, 1] while exploring."""
 
     kind: Literal["none", "gaussian", "ou"] = setting(
         "gaussian", "None, independent in each step, or correlated over time (Ornstein-Uhlenbeck)."
@@ -38,16 +38,16 @@ class NoiseConfig:
 
 
 def gaussian_noise(std: Tensor, normal: Tensor) -> Tensor:
-    """Independent noise [N, A] from standard normal draws."""
+    """Independent Gaussian noise [N, A] from standard normal samples."""
     return std * normal
 
 
 def ou_noise(
     previous: Tensor | None, episode_start: Tensor | None, std: Tensor, normal: Tensor, *, theta: float, dt: float
 ) -> Tensor:
-    """The next Ornstein-Uhlenbeck noise [N, A], x + theta (0 - x) dt + std sqrt(dt) n, from standard normal draws n.
+    """Ornstein-Uhlenbeck noise [N, A]: x + theta (0 - x) dt + std sqrt(dt) n, from standard normal samples n.
 
-    x is the previous noise; it is 0 where an episode starts, and everywhere if there is none.
+    x is the previous noise. It is 0 where an episode starts, and everywhere if `previous` is None.
     """
     driven = (math.sqrt(dt) * std) * normal
     if previous is None:
@@ -58,7 +58,7 @@ def ou_noise(
 
 
 def random_actions(rng: np.random.Generator, num_rows: int, num_actions: int, mask: Tensor | None) -> AnyArray:
-    """Uniformly random actions [N] out of A, with a mask [N, A] out of the valid ones."""
+    """Uniformly random actions [N] out of A; a mask [N, A] restricts them to the valid ones."""
     if mask is None:
         return rng.integers(num_actions, size=num_rows)
     draws = rng.random((num_rows, num_actions))
@@ -67,7 +67,7 @@ def random_actions(rng: np.random.Generator, num_rows: int, num_actions: int, ma
 
 
 class RandomPolicy:
-    """Uniformly random actions, whatever is observed: 0 to n - 1 (Discrete), or in [-1, 1] (Box)."""
+    """Uniformly random actions that ignore the observation: 0 to n - 1 (Discrete), or in [-1, 1] (Box)."""
 
     box_actions: BoxActions = "rescale"
 
@@ -88,7 +88,7 @@ class RandomPolicy:
         episode_start: Tensor | None = None,
         rng: np.random.Generator | None = None,
     ) -> ActOutput:
-        """See `Policy.act`. Random also when `deterministic`."""
+        """See `Policy.act`. Actions are random even if `deterministic`."""
         if action_mask is not None:
             obs = put_mask(obs, action_mask, self.masked)
         assert rng is not None, "random actions need an owned random stream"
@@ -102,5 +102,5 @@ class RandomPolicy:
         return ActOutput(action.to(first.device), {})
 
     def value(self, obs: Observation) -> Tensor:
-        """See `Policy.value`; random actions have no estimate."""
+        """See `Policy.value`: not available, because a random policy has no critic."""
         raise NotImplementedError("a random policy has no values")

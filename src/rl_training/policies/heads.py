@@ -1,4 +1,4 @@
-"""Action heads: which distribution an action space has, how many outputs it needs, which noise it samples with."""
+"""Action heads: the distribution of an action space, its number of network outputs, and its sampling noise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NoiseFn = Callable[[np.random.Generator, tuple[int, ...]], FloatArray]
 class ActionHead(nn.Module):
     """The last layer of a stochastic actor, for any supported action space.
 
-    Without `num_features` it has no layer of its own: it is given the `num_outputs` numbers that it needs.
+    If `num_features` is None it has no linear layer: its input is then the `num_outputs` distribution parameters.
     """
 
     def __init__(self, space: spaces.Space[Any], num_features: int | None, log_std_init: float = 0.0) -> None:
@@ -66,18 +66,18 @@ class ActionHead(nn.Module):
         return DiagGaussian(mean, self.log_std)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
-        """The distribution over flat actions [B] or [B, D]; those that a mask marks as invalid are impossible."""
+        """The distribution over flat actions [B] or [B, D]; actions that a mask marks invalid have probability 0."""
         outputs = self.linear(features)
         return self.make(outputs if mask is None else apply_mask(outputs, mask))
 
     def draw_noise(self, rng: np.random.Generator, batch_size: int, device: torch.device) -> Tensor:
-        """Noise for `Distribution.sample`, drawn from an owned stream."""
+        """Noise for `Distribution.sample`, drawn from `rng`."""
         return torch.from_numpy(self.noise(rng, (batch_size, self.num_outputs))).to(device)
 
     def choose(self, outputs: AnyArray, rng: np.random.Generator | None, mask: AnyArray | None = None) -> AnyArray:
-        """Actions from the linear layer's outputs [N, ...], in the shape of the space; without rng the mode.
+        """Actions from the linear layer's outputs [N, ...], in the shape of the action space; the mode without rng.
 
-        What `Distribution.sample` and `mode` do with tensors. A mask [N, ...] marks valid actions.
+        The numpy version of `Distribution.sample` and `mode`. A mask [N, ...] marks valid actions.
         """
         if mask is not None:
             outputs = np.where(mask, outputs, np.float32(MASKED))

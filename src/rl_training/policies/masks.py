@@ -1,6 +1,6 @@
-"""Masks of invalid actions. A mask is part of the observation, under the key `action_mask`; 1 or true is valid.
+"""Action masks. A mask is part of the observation, under the key `action_mask`; 1 or true marks a valid action.
 
-Because it travels with the observation, buffers, replay, checkpoints and collectors know nothing of it.
+So buffers, checkpoints and collectors need no code for masks.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from rl_training.contracts.spec import ACTION_MASK, EnvSpec
 from rl_training.policies.encoders import Encoder, make_encoder
 
 MASKED = -1e8
-"""Instead of the logit or value of an invalid action. Finite, because -inf times a discount of 0 would be NaN; so low
-that its probability is exactly zero in float32."""
+"""Replaces the logit or value of an invalid action. Finite, because -inf times a discount of 0 is NaN; low enough for
+a probability of exactly zero in float32."""
 
 
 def mask_of(obs: Observation) -> Tensor:
-    """The mask [B, A] within a batch of observations."""
+    """The mask [B, A] of a batch of observations."""
     assert isinstance(obs, dict)
     return obs[ACTION_MASK].bool()
 
 
 def mask_array(obs: ArrayObservation) -> AnyArray:
-    """The mask [N, A] within observations that are arrays, as booleans."""
+    """The boolean mask [N, A] of numpy observations."""
     assert isinstance(obs, dict)
     return obs[ACTION_MASK].astype(np.bool_, copy=False)
 
 
 def put_mask(obs: Observation, mask: Tensor, masked: bool) -> Observation:
-    """The observations with another mask, for a policy that heeds masks if `masked`."""
+    """The observations with their mask replaced; `masked` is whether the policy supports masks."""
     if not masked:
         raise NotImplementedError("action_mask: this policy was made for an environment without action masks")
     assert isinstance(obs, dict)
@@ -44,7 +44,7 @@ def put_mask(obs: Observation, mask: Tensor, masked: bool) -> Observation:
 
 
 def apply_mask(values: Tensor, mask: Tensor) -> Tensor:
-    """Logits or action values [B, A], those of invalid actions replaced by `MASKED`.
+    """Logits or action values [B, A] with those of invalid actions replaced by `MASKED`.
 
     Example:
         >>> import torch
@@ -55,7 +55,7 @@ def apply_mask(values: Tensor, mask: Tensor) -> Tensor:
 
 
 class UnmaskedEncoder(Encoder):
-    """Encodes what is left of an observation without its mask; a single entry `observation` as if it were alone."""
+    """Encodes an observation without its mask; if only `observation` is left, it is encoded directly, not as a Dict."""
 
     def __init__(self, name: str, space: spaces.Dict, kwargs: Mapping[str, Any] | None = None) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class UnmaskedEncoder(Encoder):
         return features
 
     def encode_arrays(self, obs: ArrayObservation) -> AnyArray | None:
-        """What `forward` does, for arrays; None if that is left to torch."""
+        """`forward` for numpy arrays; None if torch has to compute it."""
         encode = getattr(self.encoder, "encode_arrays", None)
         found: AnyArray | None = None
         if encode is not None and isinstance(obs, dict):
@@ -82,7 +82,7 @@ class UnmaskedEncoder(Encoder):
 
 
 def make_policy_encoder(name: str, spec: EnvSpec, kwargs: Mapping[str, Any] | None = None) -> Encoder:
-    """The encoder of a policy: like `make_encoder`, but a mask in the observation is no feature."""
+    """The encoder of a policy: `make_encoder`, but leaves out the action mask."""
     if not spec.action_masks:
         return make_encoder(name, spec.observation_space, kwargs)
     assert isinstance(spec.observation_space, spaces.Dict)

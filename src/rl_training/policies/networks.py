@@ -73,7 +73,7 @@ class ActorCriticNetworkConfig:
 
 
 def kwargs_problems(config: Any, *names: str) -> list[str]:
-    """Keyword arguments of networks that are not registered ones, which take none."""
+    """Problems: keyword arguments given for 'mlp', which takes none."""
     return [
         f"{name}_kwargs: are for a registered network, and {name} is 'mlp'"
         for name in names
@@ -85,8 +85,8 @@ def register_network(name: str) -> Callable[[FactoryT], FactoryT]:
     """Make a network available under a name, for the actor, the critic or the Q-network of the built-in algorithms.
 
     The class or function is called with `num_inputs` and `num_outputs` and with the keyword arguments from the settings
-    (`network.actor_kwargs`, ...). It returns a module that turns features [B, num_inputs] of the encoder, followed by
-    the action in critics of continuous actions, into [B, num_outputs]; the output layer is part of it.
+    (`network.actor_kwargs`, ...). It returns a module from [B, num_inputs] to [B, num_outputs], including the output
+    layer. The inputs are the encoder's features; critics of continuous actions append the action.
 
     Example:
         >>> @register_network("wide")
@@ -97,9 +97,9 @@ def register_network(name: str) -> Callable[[FactoryT], FactoryT]:
 
 
 class OwnNetwork(nn.Module):
-    """A registered network, tried out when it is made. Its weights begin as its factory left them.
+    """A registered network, checked with a trial batch when it is built. It keeps its factory's initial weights.
 
-    Inputs may have several leading dimensions; the network itself always sees [B, num_inputs].
+    Inputs may have several leading dimensions; the network itself always gets [B, num_inputs].
     """
 
     def __init__(self, name: str, num_inputs: int, num_outputs: int, kwargs: Mapping[str, Any], where: str) -> None:
@@ -109,7 +109,7 @@ class OwnNetwork(nn.Module):
             raise ConfigError(f"network > {where}: '{name}' must return a torch.nn.Module, got {made!r:.80}")
         self.module = made
         modes = {part: part.training for part in made.modules()}
-        made.eval()  # so that nothing is learned from what it is tried on
+        made.eval()  # so that the trial batch does not change running statistics
         try:
             with torch.no_grad():
                 found = made(torch.zeros(2, num_inputs))
@@ -143,7 +143,7 @@ def make_mlp(num_inputs: int, sizes: Sequence[int], activation: str) -> tuple[nn
 
 
 def orthogonal_(module: nn.Module, gain: float = math.sqrt(2)) -> None:
-    """Orthogonal weights with that gain and zero biases, in linear and convolutional layers; not in an `OwnNetwork`."""
+    """Initialise linear and convolutional layers with orthogonal weights and zero biases; skips any `OwnNetwork`."""
     others = {part for own in module.modules() if isinstance(own, OwnNetwork) for part in own.modules()}
     for layer in module.modules():
         if layer not in others and isinstance(layer, (nn.Linear, nn.Conv2d)):
@@ -154,17 +154,16 @@ def orthogonal_(module: nn.Module, gain: float = math.sqrt(2)) -> None:
 
 @contextmanager
 def seeded_weights(rng: np.random.Generator) -> Iterator[None]:
-    """Networks that are made meanwhile get their initial weights from a stream, not from torch's global generator."""
+    """Networks built inside get their initial weights from `rng`; torch's global generator is left unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(rng.integers(2**63)))
         yield
 
 
 class TrainingMode:
-    """While it is entered, a network is in training mode; before and after, in evaluation mode.
+    """Context manager: the network is in training mode inside, and in evaluation mode before and after.
 
-    Updates are short and many. This does what `train()` and `eval()` do in a tenth of their time, by going through the
-    network's parts only once.
+    Takes a tenth of the time of `train()` and `eval()`, because it lists the network's submodules only once.
 
     Example:
         >>> network = nn.Sequential(nn.Dropout())

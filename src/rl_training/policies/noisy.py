@@ -1,8 +1,8 @@
 """Noisy layers: exploration by learned noise on the weights (Fortunato et al. 2018, arXiv:1706.10295).
 
 Noise is set and removed explicitly, not by train or eval mode: policies act in eval mode whether they explore or not.
-It is drawn from a stream that the caller owns, and is no part of the saved state: outside of acting and updating, a
-noisy network has none.
+The caller passes the random generator. Noise is not saved in checkpoints: a noisy network has noise only while it acts
+or is updated.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 
 class NoisyLinear(nn.Linear):
-    """A linear layer whose weights and biases are normal, with learned means and deviations.
+    """A linear layer with normally distributed weights and biases; their means and standard deviations are learned.
 
-    The noise is factorised: that of a weight is the product of one number of its input and one of its output. Means
-    start as in `nn.Linear`, which is what the paper has; deviations start at `sigma / sqrt(in_features)`.
+    The noise is factorised: the noise of a weight is the product of one value per input and one per output. Means are
+    initialised as in `nn.Linear`, as in the paper; standard deviations start at `sigma / sqrt(in_features)`.
     """
 
     weight_noise: Tensor
@@ -35,13 +35,13 @@ class NoisyLinear(nn.Linear):
         self.noise_on = False
 
     def set_noise(self, noise_in: Tensor, noise_out: Tensor) -> None:
-        """Use this noise, scaled as the paper says, until it is set anew or removed."""
+        """Use this noise, already scaled as in the paper, until it is set again or removed."""
         torch.outer(noise_out, noise_in, out=self.weight_noise)
         self.bias_noise.copy_(noise_out)
         self.noise_on = True
 
     def forward(self, x: Tensor) -> Tensor:
-        """See `nn.Linear`; without noise, the means alone."""
+        """See `nn.Linear`; without noise, only the means are used."""
         if not self.noise_on:
             return super().forward(x)
         weight = torch.addcmul(self.weight, self.weight_sigma, self.weight_noise)
@@ -49,12 +49,12 @@ class NoisyLinear(nn.Linear):
 
 
 def noisy_layers(module: nn.Module) -> list[NoisyLinear]:
-    """All noisy layers within a module."""
+    """All noisy layers of a module."""
     return [layer for layer in module.modules() if isinstance(layer, NoisyLinear)]
 
 
 def reset_noise(module: nn.Module, rng: np.random.Generator) -> None:
-    """Fresh noise for all noisy layers of a module, the same for every row of a batch."""
+    """Draw new noise for all noisy layers of a module; all rows of a batch share it."""
     layers = noisy_layers(module)
     sizes = [size for layer in layers for size in (layer.in_features, layer.out_features)]
     draws = rng.standard_normal(sum(sizes), dtype=np.float32)
@@ -65,6 +65,6 @@ def reset_noise(module: nn.Module, rng: np.random.Generator) -> None:
 
 
 def remove_noise(module: nn.Module) -> None:
-    """From now on, all noisy layers of a module use their means."""
+    """Remove the noise of all noisy layers of a module: they use their means."""
     for layer in noisy_layers(module):
         layer.noise_on = False

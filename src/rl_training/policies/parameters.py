@@ -1,9 +1,9 @@
 """Flat parameters: one contiguous tensor of weights, one of gradients, and the optimizer over them.
 
-The modules' parameters become views into the flat tensors, so a gradient step is a handful of calls whatever the number
-of layers (about a third off the optimizer's time on small networks). Each begins where torch would let it begin by
-itself; the numbers in the gaps are zero, as are their gradients. Checkpoints never see the flat layout: weights are
-saved by the module under their names, optimizer slots here under the same names.
+The modules' parameters become views into the flat tensors, so a gradient step is a few calls for any number of layers
+(this saves about a third of the optimizer's time on small networks). Each parameter is aligned as torch would align it;
+the padding between parameters is zero, and so are its gradients. Checkpoints do not contain the flat layout: the module
+saves weights by parameter name, and the store saves the optimizer state by the same names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rl_training.contracts.state import MAX_NUMBER, Stateful, check_keys, check_
 from rl_training.policies.networks import TrainingMode
 
 OWN = ("adam", "adamw", "rmsprop", "sgd")
-"""Optimizers that have settings of their own; those of others are keyword arguments."""
+"""Optimizers configured by the fields of `OptimizerConfig`; others are configured by `kwargs`."""
 
 for _name, _cls in vars(torch.optim).items():
     if isinstance(_cls, type) and issubclass(_cls, torch.optim.Optimizer) and _cls is not torch.optim.Optimizer:
@@ -35,7 +35,7 @@ def register_optimizer(name: str) -> Callable[[FactoryT], FactoryT]:
     """Make an optimizer available under a name in the `optimizer.name` setting.
 
     The class or function is called with a list of one parameter, and with `optimizer.kwargs` as keyword arguments; it
-    returns a `torch.optim.Optimizer`. The learning rate is set before each step. It has to work element by element, see
+    returns a `torch.optim.Optimizer`. The learning rate is set before each step. The optimizer must be elementwise, see
     `check_optimizer`.
 
     Example:
@@ -75,7 +75,7 @@ class OptimizerConfig:
         return found
 
     def make(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """The torch optimizer over some parameters: one that is flat."""
+        """The torch optimizer for `parameters`, a list with one flat parameter."""
         if self.name in ("adam", "adamw"):
             cls = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
             return cls(parameters, eps=self.eps, betas=self.betas, weight_decay=self.weight_decay, fused=True)
@@ -92,20 +92,20 @@ class OptimizerConfig:
 
 
 class Slots(NamedTuple):
-    """What an optimizer keeps for a parameter."""
+    """The state that an optimizer keeps per parameter."""
 
     tensors: set[str]
-    """Names of what has the parameter's shape."""
+    """Names of the entries with the parameter's shape."""
     numbers: dict[str, Any]
-    """Single numbers by name, each as an example: a tensor without dimensions, or a plain number."""
+    """Scalar entries by name, each with an example value: a 0-d tensor or a Python number."""
 
 
 def check_optimizer(optimizer: OptimizerConfig, device: torch.device) -> Slots:
-    """Try an optimizer on a few numbers, and refuse one that this package cannot use; what it keeps otherwise.
+    """Check that an optimizer works on flat parameters, by a few trial steps; returns the state that it keeps.
 
-    The weights of a network lie in one flat tensor, so an optimizer has to treat every number by itself: a few steps of
-    two small parameters have to end where the same steps of one flat parameter end. What it remembers between steps has
-    to be found in its state, so that checkpoints can keep it.
+    The weights of a network are one flat tensor, so an optimizer must be elementwise: a few steps on two small
+    parameters must give the same values as the same steps on one flat parameter. All that it keeps between steps must
+    be in its `state`, so that checkpoints can save it.
     """
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(10, generator=generator)
@@ -154,15 +154,16 @@ def check_optimizer(optimizer: OptimizerConfig, device: torch.device) -> Slots:
 
 
 def _group(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The plain entries of the parameter group, but the learning rate."""
+    """The entries of the parameter group without the parameters and the learning rate."""
     group = optimizer.param_groups[0]
     return {name: value for name, value in group.items() if name not in ("params", "lr")}
 
 
 class ParameterStore(Stateful):
-    """Owns the flat parameters, gradients and optimizer slots of a network, or of some parts of it.
+    """Owns the flat parameters, gradients and optimizer state of a network, or of some parts of it.
 
-    Parts are named, so that one that its owner replaces is found: `ParameterStore(policy, settings, parts=["actor"])`.
+    Parts are given by name, so that a replaced submodule is noticed:
+    `ParameterStore(policy, settings, parts=["actor"])`.
     """
 
     transient: ClassVar[tuple[str, ...]] = (
@@ -182,17 +183,17 @@ class ParameterStore(Stateful):
         self.parts = tuple(parts)
         self.settings = optimizer
         self.num_builds = 0
-        """How often parameters were laid out; targets and recordings belong to one layout."""
+        """How often the flat layout was built; targets and recordings are valid for one layout only."""
         self._build()
         self._apply = Accelerated(self.optimizer_step, why_plain=self.why_plain)
 
     @property
     def why_plain(self) -> str:
-        """Why a step of the optimizer cannot be recorded; empty if it can."""
+        """Why the optimizer's step is not recorded; empty if it is."""
         return "" if self.is_fused else f"{type(self.optimizer).__name__} reads its learning rate as a number"
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """All parameters by name, also frozen ones. Names begin with the part's if there are several."""
+        """All parameters by name, including frozen ones. With several parts, names begin with the part's name."""
         if len(self.parts) < 2:
             module = self.network if not self.parts else self.network.get_submodule(self.parts[0])
             return dict(module.named_parameters())
@@ -203,11 +204,11 @@ class ParameterStore(Stateful):
         }
 
     def _trainable(self) -> dict[str, nn.Parameter]:
-        """The parameters that learn, by name: those that are not frozen."""
+        """The parameters that are not frozen, by name."""
         return {name: parameter for name, parameter in self.named_parameters().items() if parameter.requires_grad}
 
     def _build(self) -> None:
-        """Lay out the parameters that learn, and make their optimizer."""
+        """Build the flat tensors of the trainable parameters, and their optimizer."""
         self.num_builds += 1
         named = self._trainable()
         self.parameters = list(named.values())
@@ -225,20 +226,20 @@ class ParameterStore(Stateful):
             parameter.grad = self.grad[span].view(shape)
         self.optimizer = self.settings.make([self.flat])
         self.is_own = self.settings.name in OWN
-        """Whether a step may be recorded: another optimizer may count in Python, which a recording does not repeat."""
+        """Whether a step may be recorded. Other optimizers may count in Python, which a replay does not repeat."""
         self.is_fused = self.is_own and bool(self.optimizer.param_groups[0].get("fused"))
         self.slots = self._own_slots() if self.is_own else check_optimizer(self.settings, self.flat.device)
         self._registrations = num_registrations()
 
     def is_current(self) -> bool:
-        """Whether no submodule was replaced and no parameter frozen or unfrozen, as far as a quick look tells."""
+        """A quick check whether no submodule was replaced and no parameter was frozen or unfrozen."""
         learning = [parameter.requires_grad for parameter in self._all]
         return num_registrations() == self._registrations and learning == self._learning
 
     def follow_module(self) -> None:
-        """Take over changes of the module: frozen or unfrozen parameters, replaced submodules or memory.
+        """Rebuild after changes of the module: frozen or unfrozen parameters, replaced submodules or storage.
 
-        Optimizer slots of parameters that stay are kept.
+        Unchanged parameters keep their optimizer state.
         """
         self._registrations = num_registrations()
         found = self._trainable()
@@ -260,15 +261,15 @@ class ParameterStore(Stateful):
             self._load_slots(state)
 
     def step(self, loss: Tensor, *, learning_rate: float, max_grad_norm: float | None) -> Tensor:
-        """Gradients of `loss`, clipping by their global norm, one optimizer step. Returns the norm before clipping."""
+        """Backpropagate `loss`, clip the gradients by global norm, and step. Returns the norm before clipping."""
         norm = self.differentiate(loss, max_grad_norm)
         self.apply(learning_rate)
         return norm
 
     def differentiate(self, loss: Tensor, max_grad_norm: float | None) -> Tensor:
-        """Write the gradients of `loss`, clipped by their global norm. Returns the norm before clipping.
+        """Write the gradients of `loss`, clipped by global norm. Returns the norm before clipping.
 
-        Only the store's own parameters are differentiated: an actor's loss goes through critics without learning them.
+        Only the store's parameters get gradients: an actor's loss goes through the critics without changing them.
         """
         if self.parameters:
             places = [self.grad[span].view(shape) for span, shape in self.slices.values()]
@@ -279,19 +280,19 @@ class ParameterStore(Stateful):
         return norm
 
     def apply(self, learning_rate: float | Tensor) -> None:
-        """One optimizer step with the gradients that were written."""
+        """One optimizer step with the gradients written by `differentiate`."""
         if self.flat.is_cpu:
             self._apply(learning_rate)
         else:
             self.optimizer_step(torch.as_tensor(learning_rate, dtype=torch.float64))
 
     def optimizer_step(self, learning_rate: Tensor) -> None:
-        """One step with the gradients that were written; the rate as a tensor, so that a recording may change it."""
+        """See `apply`. The learning rate is a tensor, so that it can change between replays of a recording."""
         self.optimizer.param_groups[0]["lr"] = learning_rate if self.is_fused else learning_rate.item()
         self.optimizer.step()
 
     def _freeze(self, names: Any) -> None:
-        """Freeze the parameters with these names, and no others."""
+        """Freeze exactly the parameters with these names; unfreeze the others."""
         own = self.named_parameters()
         if not isinstance(names, list) or not all(isinstance(name, str) and name in own for name in names):
             raise CheckpointError(f"the frozen parameters do not fit the network: {names!r:.80}")
@@ -300,15 +301,15 @@ class ParameterStore(Stateful):
         self.follow_module()
 
     def _own_slots(self) -> Slots:
-        """What the optimizers that have settings of their own keep; known without trying them."""
+        """The state kept by the optimizers in `OWN`, which need no trial steps."""
         names = {"Adam": {"exp_avg", "exp_avg_sq"}, "AdamW": {"exp_avg", "exp_avg_sq"}, "RMSprop": {"square_avg"}}
         momentum = {"momentum_buffer"} if self.optimizer.param_groups[0].get("momentum") else set()
-        # torch's fused kernels want the counter on the device
+        # torch's fused kernels need the step counter on the device
         step = torch.zeros((), device=self.flat.device if self.is_fused else None)
         return Slots(names.get(type(self.optimizer).__name__, set()) | momentum, {"step": step})
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer slots by parameter name, its step counter, and other numbers that it keeps."""
+        """The optimizer state by parameter name, its step counter, and its other scalars."""
         slots = {name: value for name, value in self.optimizer.state.get(self.flat, {}).items() if value is not None}
         state: dict[str, Any] = {
             "kind": type(self.optimizer).__name__,
@@ -323,19 +324,19 @@ class ParameterStore(Stateful):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore optimizer slots, and which parameters are frozen. The module that owns the weights restores these."""
+        """Restore the optimizer state and which parameters are frozen. The module restores the weights."""
         state = dict(state)
         self._freeze(state.pop("frozen", []))
         self._load_slots(state)
 
     def _load_slots(self, state: dict[str, Any]) -> None:
-        self.grad.zero_()  # also between the parameters, where clipping may have left what is not a number
+        self.grad.zero_()  # also the padding between parameters, where clipping may have left NaN
         if state["kind"] != type(self.optimizer).__name__:
             raise CheckpointError(f"the optimizer is {type(self.optimizer).__name__}, the checkpoint's {state['kind']}")
         if type(state["step"]) is not int or not 0 <= state["step"] <= MAX_NUMBER:
             raise CheckpointError(f"the optimizer's step is {state['step']!r:.60}")
         saved = {slot: tensors for slot, tensors in state.items() if slot not in ("kind", "step", "numbers")}
-        slots = self._read_slots(saved) if saved or "numbers" in state else {}  # none before its first step
+        slots = self._read_slots(saved) if saved or "numbers" in state else {}  # none before the first step
         if slots:
             slots |= self._read_numbers({"step": state["step"], **state.get("numbers", {})})
         current = self.optimizer.state[self.flat]
@@ -346,12 +347,12 @@ class ParameterStore(Stateful):
                 current[slot].zero_()  # as before the first step
         for slot, value in slots.items():
             if slot in current:
-                current[slot].copy_(value)  # where it lies, because recorded steps write there
+                current[slot].copy_(value)  # in-place, because recorded steps write to this memory
             else:
                 current[slot] = value
 
     def _read_slots(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Saved slots, flat."""
+        """Saved per-parameter state as flat tensors."""
         slots: dict[str, Any] = {}
         check_keys("the optimizer", self.slots.tensors, saved)
         for slot, tensors in saved.items():
@@ -363,7 +364,7 @@ class ParameterStore(Stateful):
         return slots
 
     def _read_numbers(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Saved numbers, each as the optimizer keeps it."""
+        """Saved scalars, each in the type that the optimizer uses."""
         if "step" not in self.slots.numbers:
             del saved["step"]
         check_keys("the optimizer's numbers", self.slots.numbers.keys(), saved)
@@ -380,11 +381,11 @@ class ParameterStore(Stateful):
 
 
 class GradientStep(HasAccelerated):
-    """One accelerated step of a store's parameters down the gradient of a loss.
+    """One accelerated gradient step on a store's parameters.
 
-    `losses` is a function of tensors that returns tensors by name. The one named `loss` is minimised; the others are
-    passed on, together with `gradient_norm` from before clipping. `module` is the network that `losses` evaluates. It
-    is in training mode during the step, and in evaluation mode otherwise.
+    `losses` is a function of tensors that returns a dict of tensors. The step minimises `loss` and returns all of them,
+    with `gradient_norm` (before clipping). `module` is the network that `losses` evaluates. It is in training mode
+    during the step, and in evaluation mode otherwise.
 
     Example:
         >>> line = nn.Linear(1, 1)
@@ -412,11 +413,11 @@ class GradientStep(HasAccelerated):
         self._step = Accelerated(self._whole_step if store.is_fused else self._differentiate, module)
 
     def rebuild(self) -> None:
-        """Look at the module again: see `ParameterStore.follow_module`."""
+        """Update to a changed module: see `ParameterStore.follow_module`."""
         self._training = TrainingMode(self.module)
 
     def __call__(self, learning_rate: float | Tensor, *inputs: Any, **named: Any) -> dict[str, Tensor]:
-        """Make the step; what `losses` gave before it, detached."""
+        """Make one step. Returns the detached results of `losses` from before the step."""
         if self.store.is_fused:
             return self._step(learning_rate, *inputs, **named)
         found = self._step(*inputs, **named)
@@ -425,7 +426,7 @@ class GradientStep(HasAccelerated):
 
     def _whole_step(self, learning_rate: Tensor, *inputs: Any, **named: Any) -> dict[str, Tensor]:
         found = self._differentiate(*inputs, **named)
-        self.store.apply(learning_rate)  # by itself where this is not recorded
+        self.store.apply(learning_rate)  # records itself if this function is not recorded
         return found
 
     def _differentiate(self, *inputs: Any, **named: Any) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""A policy for images: one encoder, and a narrow view of its features for the actor and for the critics each."""
+"""A policy for images: a shared encoder, and one bottleneck each for the actor and the critics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rl_training.policies.networks import orthogonal_
 @documented
 @dataclass
 class PixelNetworkConfig(OffPolicyNetworkConfig):
-    """Networks of an actor and its critics that see images."""
+    """Networks of an actor and its critics for image observations."""
 
     actor_sizes: tuple[int, ...] = setting(
         (1024, 1024),
@@ -44,7 +44,7 @@ class PixelNetworkConfig(OffPolicyNetworkConfig):
 
 
 class Bottleneck(Encoder):
-    """Many features made few and bounded: linear, layer norm, tanh."""
+    """Reduces features to a few bounded ones: linear, layer norm, tanh."""
 
     def __init__(self, num_inputs: int, num_features: int) -> None:
         super().__init__()
@@ -52,13 +52,13 @@ class Bottleneck(Encoder):
         self.layers = nn.Sequential(nn.Linear(num_inputs, num_features), nn.LayerNorm(num_features), nn.Tanh())
 
     def forward(self, obs: Observation) -> Tensor:
-        """See `Encoder.forward`; here, observations are the features of another encoder."""
+        """See `Encoder.forward`; `obs` are the features of another encoder."""
         features: Tensor = self.layers(obs)
         return features
 
 
 class PixelPolicy(DeterministicPolicy):
-    """Acts as its actor says, plus noise. Actor and critics take features of `encoder`, not observations."""
+    """A deterministic actor plus action noise. Actor and critics take the features of `encoder`, not observations."""
 
     def __init__(self, spec: EnvSpec, network: PixelNetworkConfig, num_critics: int, noise: NoiseConfig) -> None:
         encoder = make_encoder(network.encoder, spec.observation_space, network.encoder_kwargs)
@@ -79,7 +79,7 @@ class PixelPolicy(DeterministicPolicy):
 
     @torch.no_grad()
     def value(self, obs: Observation) -> Tensor:
-        """See `Policy.value`: what the smallest critic says of the action without noise."""
+        """See `Policy.value`: the minimum over the critics for the deterministic action."""
         features = self.encoder(obs)
         values: Tensor = self.critic(features, self.actor(features))
         return values.amin(0)

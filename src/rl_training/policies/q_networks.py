@@ -1,6 +1,6 @@
-"""Action-value networks, of single values and of whole return distributions, and the policy that acts on them.
+"""Q-networks, expected and distributional, and the policy that acts on them.
 
-B batch, A actions, K outputs per action (one value, atoms or quantiles), F fractions, N environments.
+Dimensions: B batch, A actions, K outputs per action (one value, atoms or quantiles), F fractions, N environments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rl_training.policies.noisy import NoisyLinear, remove_noise, reset_noise
 @documented
 @dataclass
 class QNetworkConfig:
-    """The network of action values."""
+    """The Q-network."""
 
     sizes: tuple[int, ...] = setting(
         (64, 64),
@@ -61,10 +61,10 @@ class QNetworkConfig:
 
 
 class QNetwork(nn.Module):
-    """Observations to [B, A, K]: encoder, hidden layers, one linear head. K is 1 here; see `expected` of subclasses.
+    """From observations to [B, A, K]: encoder, hidden layers, linear head. K is 1 here; see `expected` of subclasses.
 
-    `dueling` parts the head into the state's value and the actions' advantages (Wang et al. 2016, eq. 9); both stand
-    in one layer, the value in the first row. `noisy` makes all linear layers after the encoder noisy.
+    `dueling` splits the head into the state value and the advantages (Wang et al. 2016, eq. 9); both are in one layer,
+    the value in the first row. `noisy` makes all linear layers after the encoder noisy.
     """
 
     def __init__(
@@ -107,29 +107,29 @@ class QNetwork(nn.Module):
         return self.duel(outputs.view(outputs.shape[0], -1, self.num_outputs))
 
     def acting_layers(self) -> list[nn.Module]:
-        """The layers that give the head's outputs; none if they are not a chain."""
+        """The layers that compute the head's outputs; empty if they are not a chain."""
         return [self.hidden, self.head]
 
     def duel(self, outputs: Tensor) -> Tensor:
-        """From the head's rows to those of actions: value + advantage - mean advantage, if the network is dueling."""
+        """Combine the head's rows: value + advantage - mean advantage if the network is dueling, else unchanged."""
         if not self.dueling:
             return outputs
         value, advantage = outputs[:, :1], outputs[:, 1:]
         return value + (advantage - advantage.mean(dim=1, keepdim=True))
 
     def expected(self, outputs: Tensor) -> Tensor:
-        """Action values [B, A], the mean of what the outputs [B, A, K] describe."""
+        """Q-values [B, A]: the means of the return distributions that the outputs [B, A, K] describe."""
         return outputs.squeeze(2)
 
     def q_values(self, obs: Observation) -> Tensor:
-        """Action values [B, A]."""
+        """Q-values [B, A]; those of invalid actions are masked."""
         return self.masked_values(self.expected(self(obs)), obs)
 
     def masked_values(self, values: Tensor, obs: Observation) -> Tensor:
-        """Action values [B, A] of which invalid ones are never the largest.
+        """Q-values [B, A] with invalid actions masked, so that they are never the largest.
 
-        Where no action is valid nothing is chosen, and values stay as they are: a target may still look at the end of
-        an episode.
+        Rows without any valid action are left unchanged: a target may still evaluate the final observation of an
+        episode.
         """
         if not self.masked:
             return values
@@ -138,7 +138,7 @@ class QNetwork(nn.Module):
 
 
 class CategoricalQNetwork(QNetwork):
-    """Outputs are logits of K evenly spaced atoms between `v_min` and `v_max` (Bellemare et al. 2017)."""
+    """Outputs are the logits of K evenly spaced atoms between `v_min` and `v_max` (Bellemare et al. 2017)."""
 
     support: Tensor
 
@@ -178,11 +178,11 @@ class QuantileQNetwork(QNetwork):
 
 
 class ImplicitQuantileQNetwork(QNetwork):
-    """Quantiles at any fractions that are asked for (Dabney et al. 2018, arXiv:1806.06923).
+    """Quantiles at given fractions (Dabney et al. 2018, arXiv:1806.06923).
 
     The hidden features are multiplied by an embedding of each fraction, relu(linear(cos(pi * i * fraction))) for i from
-    0 to `embedding_size` - 1, before the head. Greedy values are means over `num_greedy_fractions` midpoints of equal
-    fractions; the paper samples them, but then acting would need noise even where it is meant to be deterministic.
+    0 to `embedding_size` - 1, before the head. Q-values are means over `num_greedy_fractions` midpoints of equal
+    fractions. The paper samples them instead, but then deterministic acting would need random numbers.
     """
 
     frequencies: Tensor
@@ -204,11 +204,11 @@ class ImplicitQuantileQNetwork(QNetwork):
         self.register_buffer("greedy_fractions", midpoints(num_greedy_fractions).unsqueeze(0), persistent=False)
 
     def acting_layers(self) -> list[nn.Module]:
-        """See `QNetwork.acting_layers`: none, because the fractions come in between."""
+        """See `QNetwork.acting_layers`: empty, because the fraction embedding is in between."""
         return []
 
     def forward(self, obs: Observation, fractions: Tensor | None = None) -> Tensor:
-        """Quantiles [B, A, F] at fractions [B, F] or [1, F]; without any, at the greedy ones."""
+        """Quantiles [B, A, F] at fractions [B, F] or [1, F]; by default at the midpoints used for Q-values."""
         fractions = self.greedy_fractions if fractions is None else fractions
         waves = torch.cos(fractions.unsqueeze(2) * self.frequencies)
         features = self.hidden(obs).unsqueeze(1) * torch.relu(self.embedding(waves))
@@ -220,7 +220,7 @@ class ImplicitQuantileQNetwork(QNetwork):
 
 
 def midpoints(count: int) -> Tensor:
-    """The middles of `count` equal parts of [0, 1].
+    """The midpoints of `count` equal parts of [0, 1].
 
     Example:
         >>> midpoints(2).tolist()
@@ -233,7 +233,7 @@ NetworkT = TypeVar("NetworkT", bound=QNetwork)
 
 
 class QPolicy(nn.Module, Generic[NetworkT]):
-    """Acts greedily on action values, or explores: a random action with probability `epsilon`, and noisy weights."""
+    """Greedy on Q-values; explores by random actions with probability `epsilon` and, if noisy, by weight noise."""
 
     box_actions: BoxActions = "clip"
     epsilon: Tensor
@@ -253,7 +253,7 @@ class QPolicy(nn.Module, Generic[NetworkT]):
         return self.network.q_values(obs).argmax(dim=1)
 
     def _quick(self, obs: Any) -> AnyArray | None:
-        """See `mode`, by numpy; None if this is work for torch."""
+        """`mode` in numpy; None if torch has to compute it."""
         outputs = self._outputs(obs)
         if outputs is None:
             return None
@@ -270,7 +270,7 @@ class QPolicy(nn.Module, Generic[NetworkT]):
 
     @torch.no_grad()
     def _best_actions(self, obs: Observation, with_noise: bool) -> Tensor:
-        """See `mode`. Whether weights are noisy now is told, because a recording is made for one of both."""
+        """See `mode`. `with_noise` is an argument so that there is one recording with noise and one without."""
         return self.mode(obs)
 
     def act(
@@ -283,7 +283,7 @@ class QPolicy(nn.Module, Generic[NetworkT]):
         episode_start: Tensor | None = None,
         rng: np.random.Generator | None = None,
     ) -> ActOutput:
-        """See `Policy.act`. All N environments share one draw of weight noise."""
+        """See `Policy.act`. All N environments share one sample of the weight noise."""
         if action_mask is not None:
             obs = put_mask(obs, action_mask, self.network.masked)
         network = self.network
@@ -308,13 +308,13 @@ class QPolicy(nn.Module, Generic[NetworkT]):
         return self._explore(greedy, torch.from_numpy(mask_array(obs)) if self.network.masked else None, rng)
 
     def _explore(self, greedy: AnyArray, mask: Tensor | None, rng: Any) -> AnyArray:
-        """Some actions replaced by random ones."""
-        # both are always drawn and for all, so that what comes next in the stream does not depend on the outcome
+        """Epsilon-greedy: replace each action by a random one with probability epsilon."""
+        # always draw both for all rows, so that the generator's state does not depend on the outcome
         explore = rng.random(len(greedy)) < self.epsilon.item()
         anything = random_actions(rng, len(greedy), self.network.num_actions, mask)
         return np.where(explore, anything, greedy)
 
     @torch.no_grad()
     def value(self, obs: Observation) -> Tensor:
-        """See `Policy.value`: that of the best action."""
+        """See `Policy.value`: the largest Q-value."""
         return self.network.q_values(obs).amax(dim=1)

@@ -1,4 +1,4 @@
-"""Target networks: copies that follow slowly, so that targets do not run away from what learns from them."""
+"""Target networks: slowly updated copies of the online networks, which keep the learning targets stable."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 class Target(Stateful, Generic[ModuleT]):
-    """A frozen copy of a module whose parameters a store owns. `module` is the copy, for forward passes.
+    """A target network: `module` is a frozen copy of a module whose parameters are in a `ParameterStore`.
 
-    Its parameters are views into one flat tensor, so following is a single call whatever the number of layers. The
-    store may own more than this module, whose parameters then lie one after the other in it.
+    The parameters of the copy are views into one flat tensor, so an update is a single call for any number of layers.
+    The store may hold other modules too; the parameters of this one must be contiguous in it.
 
     Example:
         >>> from rl_training.policies.parameters import OptimizerConfig
@@ -35,11 +35,11 @@ class Target(Stateful, Generic[ModuleT]):
 
     @property
     def followed(self) -> ModuleT:
-        """The module that is followed: a part of the network, or all of it."""
+        """The online module: a part of the network, or all of it."""
         return cast("ModuleT", self.network.get_submodule(self.part))
 
     def rebuild(self) -> None:
-        """Copy the module again after it was changed; weights of parameters that stayed keep their slow values."""
+        """Copy the online module again after it was changed; unchanged parameters keep their target values."""
         before, fresh = dict(self.module.named_parameters()), copy.deepcopy(self.followed)
         online = dict(self.followed.named_parameters())
         with torch.no_grad():
@@ -65,12 +65,12 @@ class Target(Stateful, Generic[ModuleT]):
             place = self.flat[start : start + p.numel()].view(p.shape)
             place.copy_(copies[name].detach())
             copies[name].data = place
-        # what else is saved: buffers, and parameters that were frozen already
+        # the rest of the state: buffers, and frozen parameters
         self.others = [name for name in self.module.state_dict() if name not in trainable]
 
     @torch.no_grad()
     def update(self, tau: float = 1.0) -> None:
-        """Move by the share `tau` towards the module that is followed; 1 is a copy. Buffers are always copied."""
+        """Polyak update: target <- tau * online + (1 - tau) * target; 1 copies. Buffers are always copied."""
         if tau == 1.0:
             self.flat.copy_(self.source)
         else:

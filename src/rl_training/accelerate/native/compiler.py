@@ -1,4 +1,4 @@
-"""The C compiler of this machine, what it makes, and libraries that others have loaded."""
+"""The C compiler of this machine, the cache of compiled libraries, and access to loaded libraries."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from typing import Any
 FOLDER = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-w")
 SECONDS = 120
-"""What a compiler may take."""
+"""Time limit for a compiler."""
 PREFIX = "rl_training_"
 MAX_KEPT = 256
-"""Libraries in the cache; the oldest are removed."""
+"""Number of libraries in the cache; the oldest are removed."""
 SHELL = """
 exec 3<&0
 nice -n 19 "$@" </dev/null 3<&- & compiler=$!
@@ -34,8 +34,8 @@ wait $compiler; code=$?
 kill $guard
 exit $code
 """
-"""Runs a compiler, and ends the whole session when the other end of standard input is gone: so however this process
-ends, no compiler, nor what that has started, stays behind. It has the lowest priority, so that runs do not wait."""
+"""Runs a compiler, and kills its whole process group when standard input is closed: so however this process ends, no
+compiler or child of it keeps running. It has the lowest priority, so that it does not slow down runs."""
 
 
 class NotCompiledError(Exception):
@@ -51,16 +51,16 @@ def find_compiler() -> str | None:
 
 @functools.cache
 def _threads() -> list[str]:
-    """What is linked for threads: the library that torch brings along, or there would be twice as many threads."""
+    """The OpenMP library to link: the one shipped with torch, because a second one would double the threads."""
     torch = importlib.util.find_spec("torch")
     folder = Path(torch.origin).parent / "lib" if torch is not None and torch.origin else FOLDER
     return [str(path) for path in sorted(folder.glob("libgomp*.so*"))[:1]] or ["-fopenmp"]
 
 
 def build(name: str, source: str, flags: tuple[str, ...] = ()) -> Any:
-    """A library of C (`ctypes.CDLL`). `source` is the package's own, from no other file.
+    """Compile C source to a library (`ctypes.CDLL`). `source` must come from this package only.
 
-    It is kept in the user's cache, so that the next run need not compile it again.
+    The library is kept in the user's cache, so that the next run need not compile it again.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -87,7 +87,7 @@ def build(name: str, source: str, flags: tuple[str, ...] = ()) -> Any:
 
 
 def cache_folder() -> Path | None:
-    """Where libraries are kept: a folder that only its owner can write to. None if there is no such folder."""
+    """The cache of compiled libraries: a folder that only its owner can write to. None if there is no such folder."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = Path(home) / "rl_training"
     try:
@@ -98,13 +98,13 @@ def cache_folder() -> Path | None:
 
 
 def _is_private(path: Path) -> bool:
-    """Whether this is no link, and only this user can write to it."""
+    """Whether a path is not a symbolic link, and only this user can write to it."""
     about = path.lstat()
     return not stat.S_ISLNK(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022
 
 
 def _key(compiler: str, source: str, flags: tuple[str, ...]) -> str:
-    """What a library depends on: its source, the headers, the compiler, and the processor."""
+    """The cache key of a library: a hash of its source, the headers, the compiler, and the processor."""
     about = os.stat(compiler)
     headers = [path.read_text() for path in sorted(FOLDER.glob("*.h"))]
     parts = (source, *headers, *FLAGS, *flags, *_threads(), os.path.realpath(compiler), about.st_mtime_ns, _processor())
@@ -113,7 +113,7 @@ def _key(compiler: str, source: str, flags: tuple[str, ...]) -> str:
 
 @functools.cache
 def _processor() -> str:
-    """Its name and what it can do, as far as the system tells: `-march=native` depends on that."""
+    """The processor's name and features, if the system reports them: `-march=native` depends on these."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -122,7 +122,7 @@ def _processor() -> str:
 
 
 def _load_kept(path: Path) -> Any:
-    """A library from the cache; None if there is none, or it is not ours alone."""
+    """A library from the cache; None if there is none, or another user could write to it."""
     try:
         return ctypes.CDLL(str(path)) if _is_private(path) else None
     except OSError:
@@ -130,7 +130,7 @@ def _load_kept(path: Path) -> Any:
 
 
 def _keep(library: Path, path: Path) -> None:
-    """Copy a library into the cache in one step; a full disk does not matter."""
+    """Copy a library into the cache atomically; errors, such as a full disk, are ignored."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         shutil.copyfile(library, beside)
@@ -144,20 +144,20 @@ def _keep(library: Path, path: Path) -> None:
 
 
 def loaded(path: Path) -> Any:
-    """A library (`ctypes.CDLL`) that this process has loaded already; None if it has not. Nothing is loaded here."""
+    """A library (`ctypes.CDLL`) that is already loaded in this process; None if it is not. Loads nothing."""
     try:
         return ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except (AttributeError, OSError):  # there are systems on which one cannot ask
+    except (AttributeError, OSError):  # not supported on all systems
         return None
 
 
-@functools.cache  # once in a process
+@functools.cache  # once per process
 def _tidy() -> None:
     """Remove the folders of processes that were killed while they compiled."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*_*"):
         pid = folder.name.removeprefix(PREFIX).partition("_")[0]
         if pid.isdecimal() and not _is_alive(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)  # nothing of other users, and no links
+            shutil.rmtree(folder, ignore_errors=True)  # cannot remove other users' folders; follows no links
 
 
 def _is_alive(pid: int) -> bool:
@@ -171,9 +171,9 @@ def _is_alive(pid: int) -> bool:
 
 
 def _run(command: list[str], folder: str) -> None:
-    """Wait for a command; not longer than it may take, and not longer than the program that wants it.
+    """Run a command; it is killed after the time limit, and when the main thread ends.
 
-    What it needs on the way is written to the folder.
+    `folder` holds its temporary files.
     """
     until = time.monotonic() + SECONDS
     said = Path(folder) / "errors"

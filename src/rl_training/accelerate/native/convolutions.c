@@ -1,5 +1,5 @@
-/* Convolutions without padding of images whose channels lie together in memory, and their derivatives, with the order
-   of sums of the library that computes them where nothing is compiled. */
+/* Convolutions without padding of channels-last images, and their gradients, with the order of summation of the library
+   that computes them when nothing is compiled. */
 
 #include "kernels.h"
 
@@ -7,22 +7,22 @@ typedef struct {
     long images, height, width, channels; /* x [images, height, width, channels] */
     long outputs, size, stride; /* weight [outputs, channels, size, size], y [images, down, across, outputs] */
     const float* x;
-    const unsigned char* bytes; /* or these, which times `scale` are x, */
-    int in_planes;              /* and whether each image of them is four planes, one after the other */
+    const unsigned char* bytes; /* instead of x: x is bytes * scale */
+    int in_planes;              /* whether each image of `bytes` is four planes, one after the other */
     float scale;
     const float* weight;
     const float* bias;
     const float* gradient; /* of y */
-    const float* mask;     /* gradient of x: where these are not positive it is zero; or none */
+    const float* mask;     /* gradient of x: zero where the mask is not positive; or null */
     float* out;            /* y, or the gradient of x, or of the weight */
     float* out_bias;       /* the gradient of the bias */
-    float* memory;         /* as large as the weight, times `parts` for its gradient, and an image for each thread */
-    int relu;              /* forward: whether what is negative becomes zero */
-    long chunk;            /* forward: so many products are summed one after the other, and then the sums of chunks */
-    long parts;            /* gradient of the weight: parts of the batch that are summed by themselves */
-    int by_rows;           /* the same: whether rows of an image are summed by themselves */
-    int last_row_first;    /* gradient of x: the order of the kernel's rows within a sum, */
-    int last_column_first; /* and of the sums of its columns */
+    float* memory;         /* size of the weight, times `parts` for its gradient, plus one image per thread */
+    int relu;              /* forward: whether to apply a relu */
+    long chunk;            /* forward: number of products that are summed sequentially; then chunk sums are added */
+    long parts;            /* gradient of the weight: number of parts of the batch that are summed separately */
+    int by_rows;           /* gradient of the weight: whether rows of an image are summed separately */
+    int last_row_first;    /* gradient of x: whether sums over the kernel's rows are in reverse order */
+    int last_column_first; /* gradient of x: whether sums over the kernel's columns are in reverse order */
 } convolution_type;
 
 INLINE long smaller(long a, long b) { return a < b ? a : b; }
@@ -30,7 +30,7 @@ INLINE long down_of(const convolution_type* g) { return (g->height - g->size) / 
 INLINE long size_of(const convolution_type* g) { return g->height * g->width * g->channels; }
 INLINE long across_of(const convolution_type* g) { return (g->width - g->size) / g->stride + 1; }
 
-/* An image of x; one of bytes is converted into a thread's part of the memory from `after` on. */
+/* An image of x; a uint8 image is first converted into the thread's part of `memory`, from offset `after` on. */
 static const float* image_of(const convolution_type* g, long i, long after, long t) {
     if (!g->bytes) return g->x + i * size_of(g);
     float* const to = g->memory + after + t * size_of(g);
@@ -43,7 +43,7 @@ static const float* image_of(const convolution_type* g, long i, long after, long
     return to;
 }
 
-/* Calls of a function that has a constant number of vectors, for all columns `j` until `n`. */
+/* Run `call` with a constant number of vectors, for all columns `j` up to `n`. */
 #define BY_PANELS(n, call)                                                                                           \
     for (long j = 0; j < (n);) {                                                                                     \
         if ((n) - j >= PANEL) { enum { vectors = VECTORS }; call; j += PANEL; }                                      \
@@ -54,7 +54,7 @@ static const float* image_of(const convolution_type* g, long i, long after, long
    Forward
    ------------------------------------------------------------------------------------------------------------------ */
 
-/* The weight as [size, size, channels, outputs]; a thread's share of it. */
+/* Reorder a thread's share of the weight to [size, size, channels, outputs]. */
 static void turn_weight(const convolution_type* g, float* out, long t, long all) {
     const long taps = g->size * g->size, columns = g->channels * taps, fours = g->outputs / 4;
     for (long o = 4 * (fours * t / all); o < 4 * (fours * (t + 1) / all); o += 4) {
@@ -72,7 +72,7 @@ static void turn_weight(const convolution_type* g, float* out, long t, long all)
     }
 }
 
-/* Some pixels of y: products of the weight and of what the kernel covers, line by line. */
+/* Some pixels of y: sums over the kernel window, line by line. */
 INLINE void forward_tile(const convolution_type* g, const float* x, float* out, long first, const int rows,
                          const int vectors, long j) {
     const long down = down_of(g), across = across_of(g), line = g->size * g->channels, all = g->size * line;
@@ -113,7 +113,7 @@ INLINE void forward_tile(const convolution_type* g, const float* x, float* out, 
         }
 }
 
-/* Pixels from `low` to before `high`; the last ones together with others, for which the same comes out. */
+/* Pixels [low, high); the last tile overlaps others, whose results are the same. */
 static void forward_tiles(const convolution_type* g, const float* x, float* out, long low, long high) {
     const int rows = g->outputs % PANEL ? 2 * ROWS : ROWS;
     for (long i = low; i < high; i += rows) {
@@ -144,7 +144,7 @@ void convolution(const convolution_type* g, int threads) {
    Gradient of the weight
    ------------------------------------------------------------------------------------------------------------------ */
 
-/* Add what an image says to some rows of the gradient [size, size, channels, outputs]. */
+/* Add the contribution of an image to some rows of the gradient [size, size, channels, outputs]. */
 INLINE void weight_tile(const convolution_type* g, const float* x, long image, long k, const int rows,
                         const int vectors, const int by_rows, long j, float* out, int is_first) {
     const long down = down_of(g), across = across_of(g), line = g->size * g->channels, outputs = g->outputs;
@@ -174,7 +174,7 @@ INLINE void weight_tile(const convolution_type* g, const float* x, long image, l
         for (int v = 0; v < vectors; v++) *(vec*)(out + (k + r) * outputs + j + v * LANES) = total[r][v];
 }
 
-/* The gradient of the bias: of all pixels, one after the other. */
+/* The gradient of the bias: the sequential sum over all pixels. */
 INLINE void bias_tile(const convolution_type* g, const int vectors, long j) {
     const long pixels = g->images * down_of(g) * across_of(g);
     vec sum[VECTORS];
@@ -191,11 +191,11 @@ INLINE void bias_tile(const convolution_type* g, const int vectors, long j) {
 void convolution_to_weight(const convolution_type* g, int threads) {
     const long line = g->size * g->channels, lines = g->size, size = lines * line * g->outputs;
     const long taps = g->size * g->size;
-    const long many = 6, tiles = (line + many - 1) / many; /* of a line, of about the same size */
+    const long many = 6, tiles = (line + many - 1) / many; /* tiles per line, of about equal size */
 #pragma omp parallel num_threads(threads)
     {
         const long t = omp_get_thread_num(), all = omp_get_num_threads();
-        /* each thread its parts of the batch, or its share of the kernel */
+        /* each thread processes its parts of the batch, or its share of the kernel */
         const int by_parts = g->parts % all == 0;
         const long count = lines * tiles;
         const long low = by_parts ? 0 : count * t / all, high = by_parts ? count : count * (t + 1) / all;
@@ -233,7 +233,7 @@ void convolution_to_weight(const convolution_type* g, int threads) {
    Gradient of x
    ------------------------------------------------------------------------------------------------------------------ */
 
-/* Pixels of a row of x that lie `stride` apart, and are met by a column of the kernel: a sum over its rows. */
+/* Pixels of a row of x, `stride` apart, that one column of the kernel reaches: a sum over the kernel's rows. */
 INLINE void x_tile(const convolution_type* g, const float* weight, long image, long row, long column, long first,
                    const int rows, long j) {
     enum { vectors = VECTORS / 2 };
@@ -293,7 +293,7 @@ void convolution_to_x(const convolution_type* g, int threads) {
                     else for (; first < after; first++) { X_TILE(1) }
                 }
             }
-            if (g->mask) { /* the layer before ended with a relu */
+            if (g->mask) { /* gradient of the relu of the previous layer */
                 const float* mask = g->mask + n * length;
                 for (long l = 0; l < length; l++) out[l] = mask[l] <= 0.0f ? 0.0f : out[l];
             }

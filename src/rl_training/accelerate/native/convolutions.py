@@ -1,8 +1,8 @@
-"""Convolutions and the relus after them, with the bits of torch's own.
+"""Convolutions followed by relus, bit-identical to torch's.
 
-Torch puts weights into another order at every call, and relus are passes of their own. Here a stack of such layers is
-one function. In which order sums are added is found out by comparing, as for products; where that is not found, or
-there is no compiler, it is torch that computes.
+Torch reorders weights at every call, and runs relus as separate passes. Here a stack of such layers is one function.
+The order of summation is found by comparing results, as for matrix products; if it is not found, or there is no
+compiler, torch is the fallback.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from rl_training.accelerate.native import layers
 from rl_training.accelerate.native.products import CHUNKS, NUM_COMPARED, built, library
 
 MIN_PIXELS = 12
-"""Pixels of a result below which these kernels cannot be used."""
+"""Smallest number of output pixels for which these kernels can be used."""
 
 
 @functools.cache
 def convolutions_library() -> Any:
-    """convolutions.c, compiled; not at the same time as the other."""
+    """The compiled convolutions.c; kernels.c is compiled first."""
     library()
     return built("convolutions.c")
 
 
 is_ready = layers.Ready(convolutions_library)
-"""Whether it is."""
+"""Whether convolutions.c is compiled."""
 
 
 class Shape(NamedTuple):
-    """Sizes of one layer: of its images, its kernel, and its results."""
+    """The sizes of one layer: its images, its kernel and its number of output channels."""
 
     images: int
     height: int
@@ -49,13 +49,13 @@ class Shape(NamedTuple):
 
     @property
     def result(self) -> tuple[int, int, int, int]:
-        """The results' shape."""
+        """The shape of the results."""
         down, across = ((n - self.size) // self.stride + 1 for n in (self.height, self.width))
         return self.images, self.outputs, down, across
 
 
 class Order(NamedTuple):
-    """How sums are added up. The names are those of `convolution_type`."""
+    """An order of summation. The names are those of `convolution_type`."""
 
     chunk: int = 0
     parts: int = 1
@@ -65,21 +65,21 @@ class Order(NamedTuple):
 
 
 UNKNOWN = Order(parts=0)
-"""An order that was not found."""
+"""The order of summation was not found."""
 
 
 class ConvolutionStack(nn.Sequential):
-    """`nn.Sequential` of convolutions that are each followed by a relu; other layers may come after them."""
+    """`nn.Sequential` of convolutions that are each followed by a relu; other layers may follow."""
 
     def __init__(self, *modules: nn.Module) -> None:
         super().__init__(*modules)
         pairs = zip(modules[::2], modules[1::2], strict=False)
         known = itertools.takewhile(lambda pair: _is_simple(pair[0]) and type(pair[1]) is nn.ReLU, pairs)
         self._num_convolutions = len(list(known)) if current_mode() in ("auto", "compiled") else 0
-        """Those at the beginning that are computed here."""
+        """Number of leading convolutions that are computed here."""
 
     def forward(self, input: Tensor, scale: float | None = None) -> Tensor:  # noqa: A002 - as in torch
-        """See `nn.Sequential`; here of images [B, C, H, W], times `scale` if it is given."""
+        """See `nn.Sequential`; the input is images [B, C, H, W], multiplied by `scale` if it is given."""
         modules = list(self._modules.values())
         first = cast("list[nn.Conv2d]", modules[: 2 * self._num_convolutions : 2])
         tensors = [tensor for layer in first for tensor in (layer.weight, cast("Tensor", layer.bias))]
@@ -108,13 +108,13 @@ def _is_simple(layer: nn.Module) -> bool:
 
 
 def _has_channels_last(images: Tensor, dtype: torch.dtype) -> bool:
-    """Whether images lie in memory pixel by pixel."""
+    """Whether images are in channels-last memory format."""
     return images.dtype == dtype and images.dim() == 4 and layers.is_plain(images.permute(0, 2, 3, 1))
 
 
 @functools.lru_cache(maxsize=64)
 def _shapes(images: tuple[int, ...], kernels: tuple[tuple[int, ...], ...]) -> tuple[Shape, ...]:
-    """Of all layers; none if there is something that torch has to complain of."""
+    """The shapes of all layers; empty if the sizes are invalid, so that torch raises its error."""
     found: list[Shape] = []
     if len(images) != 4 or images[0] == 0:
         return ()
@@ -136,7 +136,7 @@ def _convolve_all(
 
 
 def _results(images: Tensor, scale: float | None, shapes: tuple[Shape, ...], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Of all layers, after the images themselves."""
+    """The images, followed by the results of all layers."""
     threads = torch.get_num_threads()
     found = [images]
     for shape, weight, bias in zip(shapes, tensors[::2], tensors[1::2], strict=True):
@@ -162,7 +162,7 @@ class _Stack(torch.autograd.Function):
         if torch.is_grad_enabled() or layers.is_watched() or type(gradients[0]) is not Tensor:
             images = results[0] if results[0].is_floating_point() else layers.scale_images(results[0], ctx.scale)
             return (None, None, None, *_by_torch(images, shapes, tensors, wanted, gradients[0]))
-        threads = ctx.threads  # those for which the orders are known
+        threads = ctx.threads  # the orders are known for this number of threads
         gradient = gradients[0].contiguous(memory_format=torch.channels_last)
         gradient = torch.ops.aten.threshold_backward(gradient, results[-1], 0)
         found: list[Tensor] = []
@@ -177,7 +177,7 @@ class _Stack(torch.autograd.Function):
 def _by_torch(
     x: Tensor, shapes: Sequence[Shape], tensors: Sequence[Tensor], wanted: Sequence[bool], gradient: Tensor
 ) -> list[Tensor | None]:
-    """The gradients as torch computes them, for somebody who differentiates or watches them."""
+    """The gradients computed by torch, for second derivatives or when torch is watched."""
     is_differentiated = torch.is_grad_enabled()
     with torch.enable_grad():
         for shape, weight, bias in zip(shapes, tensors[::2], tensors[1::2], strict=True):
@@ -202,7 +202,7 @@ def convolve(
     relu: bool = True,
     scale: float | None = None,
 ) -> Tensor:
-    """The results, after a relu."""
+    """The results of a convolution, by default after a relu."""
     out = torch.empty(shape.result, dtype=torch.float32, memory_format=torch.channels_last)
     memory = _memory(shape, x, weight.numel())
     _call("convolution", shape, order, {"weight": weight, "bias": bias, "out": out, "memory": memory}, x, relu, scale)
@@ -212,7 +212,7 @@ def convolve(
 def weight_gradient(
     shape: Shape, order: Order, x: Tensor, gradient: Tensor, *, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Of the weight and of the bias, from that of the results."""
+    """The gradients of weight and bias, from the gradient of the results."""
     out = torch.empty((shape.outputs, shape.channels, shape.size, shape.size), dtype=torch.float32)
     out_bias = torch.empty(shape.outputs, dtype=torch.float32)
     tensors = {"gradient": gradient, "out": out, "out_bias": out_bias}
@@ -222,7 +222,7 @@ def weight_gradient(
 
 
 def x_gradient(shape: Shape, order: Order, weight: Tensor, gradient: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Of the images, from that of the results; zero where `mask` is not positive."""
+    """The gradient of the images, from the gradient of the results; zero where `mask` is not positive."""
     size = (shape.images, shape.channels, shape.height, shape.width)
     out = torch.empty(size, dtype=torch.float32, memory_format=torch.channels_last)
     memory = torch.empty(weight.numel(), dtype=torch.float32)
@@ -244,7 +244,7 @@ class Arguments(ctypes.Structure):
 
 
 def _memory(shape: Shape, x: Tensor, size: int) -> Tensor:
-    """Numbers for a weight, and for an image of each thread if they are bytes."""
+    """A buffer for `size` floats and, if images are bytes, for one float image per thread."""
     images = 0 if x.is_floating_point() else torch.get_num_threads() * shape.height * shape.width * shape.channels
     return torch.empty(size + images, dtype=torch.float32)
 
@@ -264,13 +264,13 @@ def _call(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The order of sums
+# The order of summation
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=256)
 def is_known(shapes: tuple[Shape, ...], learns: bool, num_threads: int) -> bool:
-    """Whether the order of all sums is known, also those of gradients if it `learns`."""
+    """Whether all orders of summation are known, including those of gradients if `learns`."""
     if not shapes or any(not _fits(shape, is_first=n == 0) for n, shape in enumerate(shapes)):
         return False
     orders = [to_result(shape, num_threads) for shape in shapes]
@@ -281,7 +281,7 @@ def is_known(shapes: tuple[Shape, ...], learns: bool, num_threads: int) -> bool:
 
 
 def _fits(shape: Shape, is_first: bool) -> bool:
-    """Whether the kernels can be used."""
+    """Whether the kernels support these sizes."""
     _, outputs, down, across = shape.result
     columns = library().panel_columns() // 2
     is_whole = outputs % columns == 0 and (is_first or shape.channels % columns == 0)
@@ -290,7 +290,7 @@ def _fits(shape: Shape, is_first: bool) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def to_result(shape: Shape, num_threads: int) -> Order:
-    """Of the results."""
+    """The order of summation of the results."""
     number = shape.size**2 * shape.channels
     chunks = dict.fromkeys((number, -(-number // 2), *(size for size in CHUNKS if size < number)))
 
@@ -305,7 +305,7 @@ def to_result(shape: Shape, num_threads: int) -> Order:
 
 @functools.lru_cache(maxsize=256)
 def to_weight(shape: Shape, num_threads: int) -> Order:
-    """Of the gradients of weight and bias."""
+    """The order of summation of the gradients of weight and bias."""
     parts = [1, *([num_threads] if 1 < num_threads <= shape.images else [])]
     orders = [Order(parts=n, by_rows=by_rows) for n, by_rows in itertools.product(parts, (False, True))]
 
@@ -320,7 +320,7 @@ def to_weight(shape: Shape, num_threads: int) -> Order:
 
 @functools.lru_cache(maxsize=256)
 def to_x(shape: Shape, num_threads: int) -> Order:
-    """Of the gradient of images."""
+    """The order of summation of the gradient of images."""
     orders = [Order(last_row_first=a, last_column_first=b) for a, b in itertools.product((False, True), repeat=2)]
 
     def own(order: Order, case: _Case) -> tuple[Tensor, ...]:
@@ -333,7 +333,7 @@ def to_x(shape: Shape, num_threads: int) -> Order:
 
 
 class _Case(NamedTuple):
-    """Random numbers for one layer."""
+    """Random inputs of one layer."""
 
     x: Tensor
     weight: Tensor
@@ -355,7 +355,7 @@ def _find(
     own: Callable[[Order, _Case], tuple[Tensor, ...]],
     wanted: Callable[[_Case], tuple[Tensor, ...]],
 ) -> Order:
-    """The first of these orders with the bits of torch; `UNKNOWN` if none has them."""
+    """The first order that is bit-identical to torch; `UNKNOWN` if there is none."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*size: int) -> Tensor:

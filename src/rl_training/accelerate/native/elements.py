@@ -1,4 +1,4 @@
-"""Loops over elements, and which operators become such."""
+"""Elementwise loops, and the operators that are translated to them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from rl_training.accelerate.native.memory import (
 )
 
 WIDE = 8192
-"""Elements from which on all threads share the work."""
+"""Elements from which on a loop is split among threads."""
 
 Operand = Tensor | float | int | bool
 
 
 @dataclass
 class Element:
-    """One operation on elements: `expression` has a place {0}, {1}, ... for each operand."""
+    """One elementwise operation: `expression` has a placeholder {0}, {1}, ... for each operand."""
 
     expression: str
     operands: list[Operand]
     result: Tensor
     is_kept: bool = True
-    """Whether anybody reads the result after the loop that makes it."""
+    """Whether the result is read after its loop, and so must be stored."""
 
     def inputs(self) -> list[Tensor]:
         """Tensors among the operands."""
@@ -46,9 +46,9 @@ class Element:
 
 
 def can_join(group: Sequence[Element], new: Element) -> bool:
-    """Whether an operation may be done in the same loop as those before it.
+    """Whether an operation can be fused into the loop of those before it.
 
-    It is then done on each element before those on the next, so nobody may touch other elements of what it touches.
+    All operations then run on one element before the next, so tensors that overlap must have the same elements.
     """
     if new.result.shape != group[0].result.shape:
         return False
@@ -63,7 +63,7 @@ def can_join(group: Sequence[Element], new: Element) -> bool:
 
 
 def loop(group: Sequence[Element], pointers: Pointers, threads: int) -> Statement:
-    """One pass that does all operations on each element."""
+    """One fused loop that applies all operations to each element."""
     body = _Body(tuple(group[0].result.shape))
     for element in group:
         body.add(element)
@@ -77,7 +77,7 @@ def loop(group: Sequence[Element], pointers: Pointers, threads: int) -> Statemen
         begin += f"{C_TYPES[tensor.dtype]}* a{i} = {pointers.name(tensor)};\n"
     for d, (size, _) in enumerate(dims):
         low, high = share(size, threads) if d == 0 and is_wide else ("0", f"{size}L")
-        # elements are not reached by two paths within a loop, see `can_join`
+        # there are no dependencies between iterations, see `can_join`
         begin += "#pragma GCC ivdep\n" if d == len(dims) - 1 else ""
         begin += f"for (long i{d} = {low}; i{d} < {high}; i{d}++) {{\n"
     written = {body.index(element.result) for element in group if element.is_kept}
@@ -91,7 +91,7 @@ def loop(group: Sequence[Element], pointers: Pointers, threads: int) -> Statemen
 
 
 def _ranges(tensor: Tensor, size: int, step: int, threads: int) -> Ranges:
-    """What each thread touches if the outermost of `size` parts lie so many elements apart."""
+    """The memory that each thread accesses, if the outermost dimension has `size` entries with stride `step`."""
     if step == 0:
         return by_all(tensor, threads)
     begin, end = by_first(tensor, threads)[0]
@@ -102,7 +102,7 @@ def _ranges(tensor: Tensor, size: int, step: int, threads: int) -> Ranges:
 
 
 class _Body:
-    """What happens to one element. Tensors are written as @number@ until it is known where their elements lie."""
+    """The loop body. Tensors are written as @number@ until their index expressions are known."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -139,7 +139,7 @@ class _Body:
 
 
 def literal(value: float | int | bool) -> str:
-    """A number as C."""
+    """A number as a C literal."""
     if math.isnan(value):
         return "NAN"
     if math.isinf(value):
@@ -148,9 +148,9 @@ def literal(value: float | int | bool) -> str:
 
 
 def coalesce(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> list[tuple[int, tuple[int, ...]]]:
-    """As few dimensions as possible: their sizes, and the steps of each tensor.
+    """Merge dimensions where possible: the remaining sizes, and the strides of each tensor.
 
-    Example: the second tensor is a row that is repeated.
+    Example: in the second call, the second tensor is a broadcast row.
         >>> coalesce((4, 1, 8), [(8, 8, 1), (8, 8, 1)])
         [(32, (1, 1))]
         >>> coalesce((4, 1, 8), [(8, 8, 1), (0, 8, 1)])
@@ -172,7 +172,7 @@ def coalesce(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> list[tup
 # ---------------------------------------------------------------------------------------------------------------------
 
 Rule = Callable[[list[Any], dict[str, Any], Tensor], Element | None]
-"""From arguments, keyword arguments and result; None if something is asked for that is not known here."""
+"""Makes an `Element` from arguments, keyword arguments and result; None if they are not supported."""
 
 
 def _simple(expression: str) -> Rule:
@@ -237,7 +237,7 @@ _ARITHMETIC: dict[str, Rule] = {
     "zero_": _zero,
     "zeros_like": _zero,
 }
-"""Their results are floats."""
+"""Operators with float results."""
 _COMPARISONS: dict[str, Rule] = {
     name: _simple(f"({{0}} {sign} {{1}})")
     for name, sign in {"eq": "==", "ge": ">=", "gt": ">", "le": "<=", "lt": "<", "ne": "!="}.items()
@@ -247,13 +247,13 @@ _LOGIC: dict[str, Rule] = {
     for kind in ("bitwise", "logical")
     for name, expression in {"and": "({0} && {1})", "not": "(!{0})", "or": "({0} || {1})"}.items()
 }
-"""Of truth values."""
+"""Operators on booleans."""
 _ARITHMETIC |= {f"{name}_": _ARITHMETIC[name] for name in ("add", "div", "mul", "sub")}
 _LOGIC |= {f"{name}_": rule for name, rule in _LOGIC.items()}
 
 
 def element(name: str, args: list[Any], kwargs: dict[str, Any], result: Tensor) -> Element | None:
-    """An operator as an operation on elements; None if it is none, or is not known here."""
+    """An operator as an elementwise operation; None if it is not elementwise or not supported."""
     kinds = [value.dtype for value in args if isinstance(value, Tensor)]
     are_floats = all(kind == torch.float32 for kind in kinds)
     if result.dtype == torch.float32:

@@ -1,4 +1,4 @@
-"""Products with few columns, as the last layers of actors have."""
+"""Matrix products with few columns, as in the last layers of actors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rl_training.accelerate.native.products import NUM_COMPARED, WIDE_PRODUCT, A
 from rl_training.accelerate.numpy_kernels import SmallArithmetic
 
 FEW = 8
-"""Columns below which libraries make several sums for each number."""
+"""Columns below which BLAS libraries use several partial sums per element."""
 
 
 def product_of_few(args: Sequence[Tensor], result: Tensor, pointers: Pointers, threads: int) -> list[Statement] | None:
-    """`mm` and `addmm` with few columns; None if there are more, or it is not known how they are added up."""
+    """`mm` and `addmm` with few columns; None if there are more, or their order of summation is not known."""
     *bias, a, b = args
     if a.dim() != 2 or any(tuple(t.shape) != (b.shape[1],) for t in bias):
         return None
@@ -43,7 +43,7 @@ def product_of_few(args: Sequence[Tensor], result: Tensor, pointers: Pointers, t
 
 @functools.cache
 def _is_known(m: int, n: int, k: int, has_bias: bool, num_threads: int) -> bool:
-    """Whether it has the library's bits with so many threads, as comparing products of random numbers shows."""
+    """Whether random products are bit-identical to the library's, with this number of threads."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(-(-NUM_COMPARED // (m * n))):
         shapes = (m, k), (n, k), (n,)

@@ -1,8 +1,8 @@
-"""What is done to all weights of a network at once: a step of Adam, a target that follows, the norm of gradients.
+"""Operations on all weights of a network at once: Adam steps, target network updates, gradient norms.
 
-Weights and what belongs to them lie in flat tensors. If threads shared these by halves, each would wait for numbers in
-the other's cache; so each goes on with those that it wrote itself, in the pass back before. What all of them read later
-is written past the caches, see `put` in kernels.h.
+Weights, gradients and optimizer state are flat tensors. If threads split these evenly, each would wait for data in the
+other's cache; so each thread processes the elements that it wrote itself in the preceding backward pass. Results that
+all threads read later bypass the caches, see `put` in kernels.h.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from rl_training.accelerate.native.products import NUM_COMPARED, library
 from rl_training.accelerate.numpy_kernels import SMALL_SUM
 
 BLOCK = 16
-"""Numbers that have one owner."""
+"""Elements per block; each block is assigned to one thread."""
 MAX_SHARE = 0.65
-"""Of the work, for one thread; else it is shared by halves."""
+"""Largest share of the work for one thread; above it, the work is split evenly."""
 NORM_PART = 2048
-"""Numbers from which on a thread adds up its own squares: threads do that one after the other."""
+"""Elements from which on a part of a norm is summed by its own thread; threads take turns, because order matters."""
 
 Cuts = tuple[tuple[tuple[int, int], ...], ...]
-"""For each thread the parts of a flat tensor, from which number to before which."""
+"""For each thread its parts of a flat tensor, as (begin, end) indices."""
 
 
 class Owners:
-    """Which thread wrote what, so far."""
+    """Tracks which thread wrote which memory."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._written: list[tuple[int, int, int]] = []
 
     def note(self, statement: Statement) -> None:
-        """Remember what a statement writes."""
+        """Record the memory that a statement writes."""
         for access in statement.accesses:
             if access.writes and (not statement.is_wide or len(set(access.ranges)) == self._threads):
                 parts = enumerate(access.ranges)
                 self._written += [(begin, end, thread) for thread, (begin, end) in parts if end > begin]
 
     def cuts(self, tensors: Sequence[Tensor]) -> Cuts:
-        """How threads share flat tensors of equal size: as one of them was written, or evenly."""
+        """How threads split flat tensors of equal size: by the owners of one of them, or evenly."""
         size = tensors[0].numel()
         blocks = -(-size // BLOCK)
         even = np.minimum(np.arange(blocks) * self._threads // blocks, self._threads - 1)
@@ -61,7 +61,7 @@ class Owners:
         return _runs(even, size, self._threads)
 
     def _owner(self, tensor: Tensor, blocks: int) -> Any:
-        """Of each block, -1 if it is not known."""
+        """The owner of each block; -1 if it is not known."""
         begin, end = extent(tensor)
         owner = np.full(blocks, -1)
         step = BLOCK * tensor.element_size()
@@ -80,7 +80,7 @@ def _runs(owner: Any, size: int, threads: int) -> Cuts:
 
 
 def in_parts(code: str, cuts: Cuts, tensors: Sequence[tuple[Tensor, bool]]) -> Statement:
-    """`code` for numbers from `low` to before `high` of flat tensors, which it reads or also writes."""
+    """Run `code` for each thread's parts, elements [low, high) of flat tensors; the flag marks written tensors."""
     count = max(map(len, cuts))
     filled = [[*parts, *[(0, 0)] * (count - len(parts))] for parts in cuts]
     table = ", ".join("{" + ", ".join(f"{{{low}, {high}}}" for low, high in parts) + "}" for parts in filled)
@@ -104,10 +104,10 @@ def _is_flat(*tensors: Tensor) -> bool:
 
 @dataclass
 class Flat:
-    """An operation on flat tensors that each thread does on its parts of them."""
+    """An operation on flat tensors; each thread processes its own parts."""
 
     code: str
-    """With a place for each tensor, for each number that all threads read, and for whether other threads read it."""
+    """With a placeholder for each tensor, for each scalar that all threads read, and for `is_shared`."""
     written: list[Tensor]
     read: list[Tensor]
     numbers: list[Tensor]
@@ -126,7 +126,7 @@ class Flat:
 
 @dataclass
 class Norm:
-    """The norm of a flat tensor. Sums are made in one order, so threads take turns; each adds what it wrote itself."""
+    """The norm of a flat tensor. The order of summation is fixed, so threads take turns; each sums its own parts."""
 
     x: Tensor
     result: Tensor
@@ -150,7 +150,7 @@ class Norm:
 
     @staticmethod
     def _turns(cuts: Cuts) -> list[tuple[int, int, int]]:
-        """From where to where which thread; small parts are left to the one before."""
+        """(begin, end, thread) of each part, in order; small parts go to the thread of the part before."""
         found: list[tuple[int, int, int]] = []
         for low, high, thread in sorted((*part, thread) for thread, parts in enumerate(cuts) for part in parts):
             if found and (high - low < NORM_PART or found[-1][2] == thread):
@@ -170,7 +170,7 @@ def adam(args: Sequence[Any], kwargs: dict[str, Any]) -> Flat | None:
     if [len(tensors) for tensors in lists] != [1, 1, 1, 1, 0, 1] or not is_adam_known():
         return None
     (weights,), (gradient,), (average,), (square,), _, (step,) = lists
-    # torch rounds apart what does not fill a vector
+    # torch rounds elements after the last whole vector differently
     is_whole = _is_flat(weights, gradient, average, square) and weights.numel() % BLOCK == 0
     if not is_whole or rate.dtype != torch.float64 or step.dtype != torch.float32:
         return None
@@ -180,7 +180,7 @@ def adam(args: Sequence[Any], kwargs: dict[str, Any]) -> Flat | None:
 
 
 def lerp(args: Sequence[Any], kwargs: dict[str, Any]) -> Flat | None:
-    """`lerp_` of a flat tensor by a small share."""
+    """`lerp_` of a flat tensor, with a weight below 0.5."""
     target, source, share = args
     if (
         kwargs
@@ -196,7 +196,7 @@ def lerp(args: Sequence[Any], kwargs: dict[str, Any]) -> Flat | None:
 def norm(
     args: Sequence[Any], kwargs: dict[str, Any], result: Tensor, pointers: Pointers, threads: int
 ) -> Norm | Statement | None:
-    """`linalg_vector_norm` of all numbers."""
+    """`linalg_vector_norm` over all elements."""
     x, *rest = args
     is_whole = rest in ([], [2]) and not kwargs and x.dtype == result.dtype == torch.float32 and x.is_contiguous()
     if not is_whole or result.numel() != 1:
@@ -207,7 +207,7 @@ def norm(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Whether these have torch's bits
+# Whether these are bit-identical to torch
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -218,7 +218,7 @@ def _draw(count: int) -> list[Tensor]:
 
 @functools.cache
 def is_adam_known() -> bool:
-    """Whether a step of Adam is computed here as by torch."""
+    """Whether a step of Adam is bit-identical to torch's."""
     weights, gradient, average, square = _draw(4)
     square = square.square()
     step, rate = torch.tensor(7.0), torch.tensor(1e-3, dtype=torch.float64)
@@ -237,7 +237,7 @@ def is_adam_known() -> bool:
 
 @functools.cache
 def is_lerp_known() -> bool:
-    """Whether a target follows here as with torch."""
+    """Whether a target update is bit-identical to torch's."""
     target, source = _draw(2)
     mine = target.clone()
     library().follow_by(mine.data_ptr(), source.data_ptr(), 0, NUM_COMPARED, ctypes.c_float(0.005))
@@ -246,7 +246,7 @@ def is_lerp_known() -> bool:
 
 @functools.cache
 def is_norm_known() -> bool:
-    """Whether norms add up here as in torch: of many numbers, which may be shared among threads there."""
+    """Whether norms are bit-identical to torch's, also for many elements, which torch may split among threads."""
     x = torch.cat(_draw(40))
     found = [library().norm(part.data_ptr(), part.numel()) for part in (x, x[: NUM_COMPARED + 5])]
     return found == [float(part.norm()) for part in (x, x[: NUM_COMPARED + 5])]

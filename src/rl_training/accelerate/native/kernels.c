@@ -1,8 +1,8 @@
-/* Products of matrices, with the order of sums of the library that computes them where nothing is compiled; pixels. */
+/* Matrix products, with the order of summation of the library that computes them when nothing is compiled; pixels. */
 
 #include "kernels.h"
 
-/* B [k, n] by panels of PANEL columns, the last filled up with zeros; from panel `first` to before `last`. */
+/* Pack panels [first, last) of B [k, n], of PANEL columns each; the last panel is padded with zeros. */
 static void pack_panels(const float* b, long row, long column, long k, long n, float* out, long first, long last) {
     for (long p = first; p < last; p++) {
         float* to = out + p * k * PANEL;
@@ -14,7 +14,7 @@ static void pack_panels(const float* b, long row, long column, long k, long n, f
             continue;
         }
         long j = 0;
-        if (row == 1) { /* whole blocks first, so that lines of memory are written at once */
+        if (row == 1) { /* whole blocks first, so that cache lines are written at once */
             const long whole = k / BLOCK * BLOCK;
             for (; j + BLOCK <= width; j += BLOCK) {
                 for (long q = 0; q < whole; q += BLOCK)
@@ -31,9 +31,8 @@ static void pack_panels(const float* b, long row, long column, long k, long n, f
     }
 }
 
-/* Products of some rows of A and a panel of B, from `begin` to before `end`, one after the other; rows of B come from the
-   larger into the smaller cache before they are needed. Not a function, because compilers then no longer see that all sums
-   fit into registers. */
+/* Sum the products of some rows of A and a panel of B over [begin, end), sequentially, with prefetching of rows of B. A
+   macro, because in a function compilers do not keep all sums in registers. */
 #define SUM(begin, end)                                                                                              \
     for (int r = 0; r < rows; r++)                                                                                   \
         for (int v = 0; v < vectors; v++) sum[r][v] = (vec){0};                                                      \
@@ -47,7 +46,7 @@ static void pack_panels(const float* b, long row, long column, long k, long n, f
         }                                                                                                            \
     }
 
-/* One row of a panel, after the sums: out of the registers. */
+/* Apply relu and mask to one row of a panel, and store it. */
 INLINE void finish(const product_type* x, long i, const int vectors, const int is_whole, long j, vec* total) {
     float* c = x->c + i * x->c_row + j;
     const float* mask = x->mask + i * x->mask_row + j;
@@ -65,24 +64,24 @@ INLINE void finish(const product_type* x, long i, const int vectors, const int i
     }
 }
 
-/* What sums are added to. */
+/* The initial value of sums: the bias. */
 INLINE vec start_of(const product_type* x, long i, vec bias) {
     if (x->column) bias = (vec){0} + x->column[i];
     return bias;
 }
 
-/* Rows of a panel from `i` on, or of its first vectors; a whole one if all of its columns are. `some` are the numbers of
-   the rows in C, if not all are computed. */
+/* Compute `rows` rows from row `i` of a panel, or of its first vectors; `is_whole` if all of its columns are used.
+   `some` are the row indices in C, if not all rows are computed. */
 INLINE void tile(const product_type* x, const long* some, long i, const int rows, const int vectors, const int is_whole,
                  const float* b, long b_row, long j, const vec* bias) {
     const float* a = x->a + i * x->a_row;
-    for (int r = 0; !some && r < rows; r++) /* to have it when the sums are there */
+    for (int r = 0; !some && r < rows; r++) /* prefetch the destination */
         for (int v = 0; v < vectors; v++) __builtin_prefetch(x->c + (i + r) * x->c_row + j + v * LANES, 1);
     if (is_whole && x->chunk >= x->k) {
         vec sum[2 * ROWS][VECTORS];
         SUM(0, x->k)
 #pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) { /* without a detour through memory: this is most of the time if k is small */
+        for (int r = 0; r < rows; r++) { /* directly from registers: storing dominates the time if k is small */
             vec total[VECTORS];
             for (int v = 0; v < vectors; v++) total[v] = start_of(x, i + r, bias[v]) + sum[r][v];
             finish(x, some ? some[i + r] : i + r, vectors, 1, j, total);
@@ -101,7 +100,7 @@ INLINE void tile(const product_type* x, const long* some, long i, const int rows
     for (int r = 0; r < rows; r++) finish(x, some ? some[i + r] : i + r, vectors, is_whole, j, total[r]);
 }
 
-/* Two rows of a whole panel: what is left when the others have been computed. */
+/* Two rows of a whole panel: the remainder after the full tiles. */
 static __attribute__((noinline)) void two_rows(const product_type* x, const long* some, long i, const float* b, long b_row,
                                                long j, const vec* bias) {
     tile(x, some, i, 2, VECTORS, 1, b, b_row, j, bias);
@@ -113,7 +112,7 @@ INLINE void tiles(const product_type* x, const long* some, const int rows, const
     memset(bias, 0, sizeof(bias));
     if (x->bias) memcpy(bias, x->bias + j, (x->n - j < vectors * LANES ? x->n - j : vectors * LANES) * sizeof(float));
     const long left = x->m % rows, num_pairs = is_whole && rows == ROWS && left < ROWS - 1 ? (left + 1) / 2 : 0;
-    for (long i = 0; i < x->m - 2 * num_pairs; i += rows) /* the last rows together with some that were computed before */
+    for (long i = 0; i < x->m - 2 * num_pairs; i += rows) /* the last tile overlaps rows that were computed before */
         tile(x, some, i + rows <= x->m ? i : x->m - rows, rows, vectors, is_whole, b, b_row, j, bias);
     for (long i = 0; i < num_pairs; i++) two_rows(x, some, x->m - 2 * (i + 1), b, b_row, j, bias);
 }
@@ -142,7 +141,7 @@ void pack(const float* b, long row, long column, long k, long n, float* out, lon
 
 void product(const product_type* x) { panels(x); }
 
-/* Whether nothing in B is infinite or no number: zero times that would not be zero. */
+/* Whether all of B is finite: zero times infinity or NaN would not be zero. */
 static int is_finite(const product_type* x) {
     const int by_rows = x->b_column == 1;
     const long count = by_rows ? x->k : x->n, step = by_rows ? x->b_row : x->b_column, length = by_rows ? x->n : x->k;
@@ -163,7 +162,7 @@ static int are_zeros(const float* x, long n) {
     return !any;
 }
 
-/* The same where many rows of A are zero: the others are copied to `memory` first, and their numbers to `some`. */
+/* `product` for many zero rows in A: the other rows are first copied to `memory`, and their indices to `some`. */
 void product_of_some(const product_type* x, float* memory, long* some) {
     product_type y = *x;
     if (!is_finite(x)) {
@@ -184,7 +183,7 @@ void product_of_some(const product_type* x, float* memory, long* some) {
     some_panels(&y, some);
 }
 
-/* The same by several threads; `memory` is for packing B if that is needed, else none. */
+/* `product` with several threads; `memory` is for packing B, or null if that is not needed. */
 void product_by_threads(const product_type* x, float* memory, int threads) {
     const long parts = (x->n + PANEL - 1) / PANEL;
     const int by_rows = x->m >= x->n || parts < threads;
@@ -216,8 +215,8 @@ void product_by_threads(const product_type* x, float* memory, int threads) {
     }
 }
 
-/* Numbers from row `i` and column `j` on of a product whose matrices both lie along the sums: each is made of as many sums
-   as a vector has, of which one half is then added to the other until there is but one, and of what is left over. */
+/* Elements from row `i` and column `j` on of a product whose matrices are both contiguous along k: each has one partial
+   sum per vector lane, which are reduced by adding halves; the remaining products are added last. */
 typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
 typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
 #define DOTS(name, vector)                                                                                           \
@@ -245,8 +244,7 @@ typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
 DOTS(dots_by_fours, four)
 DOTS(dots_by_eights, eight)
 
-/* The product where there are few columns: four of them at a time have four sums for each number, those that are left
-   eight. */
+/* `product` for few columns: blocks of four columns use four partial sums per element, the remaining columns eight. */
 void product_of_few(const product_type* x) {
     for (long i = 0; i < x->m;) {
         const int many = i + 4 <= x->m;
@@ -263,11 +261,11 @@ void product_of_few(const product_type* x) {
     }
 }
 
-/* A x + bias of one vector x [k], a multiple of four long and at an address of 16 bytes: the first four products one after
-   the other, the others in four sums, of which the first goes on from there. */
+/* A x + bias for one vector x [k]; k is a multiple of four, and x is aligned to 16 bytes. The first four products are
+   summed sequentially; the others go into four partial sums, the first of which continues from there. */
 void product_of_vector(const float* a, long m, long k, const float* x, const float* bias, float* y, int threads) {
     typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
-    enum { SOME_ROWS = 8 }; /* at once, m is a multiple of it */
+    enum { SOME_ROWS = 8 }; /* rows at once; m is a multiple of it */
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long i = 0; i < m; i += SOME_ROWS) {
         four sum[SOME_ROWS];
@@ -313,7 +311,7 @@ int lanes(void) { return LANES; }
    Pixels
    ------------------------------------------------------------------------------------------------------------------ */
 
-/* Images: [count, 4, size] to [count, size, 4]. */
+/* Images [count, 4, size] to floats [count, size, 4]. */
 void pixels_to_floats(const unsigned char* x, long count, long size, float scale, float* out, int threads) {
 #pragma omp parallel for num_threads(threads) collapse(2) schedule(static)
     for (long i = 0; i < count; i++)

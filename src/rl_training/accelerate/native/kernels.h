@@ -1,14 +1,14 @@
-/* What compiled recordings are made of, apart from loops over elements.
+/* Building blocks of compiled recordings, apart from elementwise loops.
 
-   The order of every sum is that of the library which computes it where nothing is compiled, so that the numbers are
-   the same to the bit. Compiled without contraction: a product and a sum are only one operation where it says fma. */
+   Every sum uses the order of the library that computes it when nothing is compiled, so that results are
+   bit-identical. Compiled without contraction: multiplication and addition are fused only where fma is written. */
 
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
 /* ------------------------------------------------------------------------------------------------------------------
-   Vectors: as wide as the machine's, and as many of them as fit into its registers
+   Vectors: as wide as the machine supports, and as many as fit into its registers
    ------------------------------------------------------------------------------------------------------------------ */
 
 #if defined(__AVX512F__)
@@ -33,7 +33,7 @@
 #define VECTORS 4
 #define FMA(a, b, c) ((vec)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
 #define ROOT(a) ((vec)vsqrtq_f32((float32x4_t)(a)))
-#define WRITE_PAST_CACHES(to, a) (*(vec*)(to) = (a)) /* C has no word for it there */
+#define WRITE_PAST_CACHES(to, a) (*(vec*)(to) = (a)) /* no intrinsic for it */
 #define FENCE()
 #else
 #error "no vectors with fused products and sums"
@@ -46,7 +46,7 @@ typedef int bits __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 #define INLINE static inline __attribute__((always_inline))
 
 /* ------------------------------------------------------------------------------------------------------------------
-   What products and convolutions share
+   Shared by products and convolutions
    ------------------------------------------------------------------------------------------------------------------ */
 
 #if defined(_OPENMP)
@@ -56,16 +56,16 @@ static int omp_get_thread_num(void) { return 0; }
 static int omp_get_num_threads(void) { return 1; }
 #endif
 
-#define BLOCK 16 /* rows and columns that are turned over together */
-#define AHEAD 8 /* rows of B that are asked for before they are needed */
-#define ROWS 6 /* of the result, that stay in registers */
+#define BLOCK 16 /* rows and columns of a block for transposing */
+#define AHEAD 8 /* rows of B to prefetch ahead */
+#define ROWS 6 /* rows of the result that are kept in registers */
 #if defined(__clang__)
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (order){__VA_ARGS__})
 #endif
 
-/* A matrix of 4 x 4 turned over. */
+/* Transpose a 4 x 4 matrix. */
 INLINE void transpose(const float* from, long from_row, float* to, long to_row) {
     typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
     typedef int order __attribute__((vector_size(16)));
@@ -86,7 +86,7 @@ enum { MANY = 1024 };
 #define PIXEL(a, b, c, d) ((unsigned int)(d) | (unsigned int)(c) << 8 | (unsigned int)(b) << 16 | (unsigned int)(a) << 24)
 #endif
 
-/* Part of an image of bytes, four planes that lie `size` apart, as floats, pixel by pixel. */
+/* Convert part of a uint8 image, four planes that are `size` apart, to channels-last floats. */
 INLINE void some_pixels(const unsigned char* from, long size, long length, float scale, float* to) {
     unsigned char together[4 * MANY];
     for (long l = 0; l < length; l++) {
@@ -97,24 +97,24 @@ INLINE void some_pixels(const unsigned char* from, long size, long length, float
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
-   Products: kernels.c is compiled once, recordings are told where it is
+   Products: kernels.c is compiled once, recordings get the addresses of its functions
    ------------------------------------------------------------------------------------------------------------------ */
 
 typedef struct {
-    long m, n, k;         /* C [m, n] = A [m, k] B [k, n], then what follows */
-    const float* a;       /* an element of A lies at a[row * a_row + column * a_column], and so on */
+    long m, n, k;         /* C [m, n] = A [m, k] B [k, n], then the operations below */
+    const float* a;       /* an element of A is a[row * a_row + column * a_column], and so on */
     long a_row, a_column;
     const float* b;
     long b_row, b_column;
-    const float* packed;  /* B by panels of PANEL columns, if it was packed */
+    const float* packed;  /* B packed by panels of PANEL columns, or null */
     float* c;
     long c_row;
-    const float* bias;    /* a row that is added to each, or none */
-    const float* column;  /* a column that is added to each, or none */
-    int relu;             /* whether what is negative becomes zero */
-    const float* mask;    /* where these are not positive, the result is zero; or none */
+    const float* bias;    /* a row that is added to each row, or null */
+    const float* column;  /* a column that is added to each column, or null */
+    int relu;             /* whether to apply a relu */
+    const float* mask;    /* the result is zero where the mask is not positive; or null */
     long mask_row;
-    long chunk;           /* so many products are summed one after the other, and then the sums of chunks */
+    long chunk;           /* number of products that are summed sequentially; then the chunk sums are added */
 } product_type;
 typedef void (*product_function)(const product_type*);
 typedef void (*product_of_some_function)(const product_type*, float* memory, long* some);
@@ -124,7 +124,7 @@ typedef void (*pack_function)(const float* b, long row, long column, long k, lon
    Sums
    ------------------------------------------------------------------------------------------------------------------ */
 
-/* Of columns, in torch's order: levels of partial sums. */
+/* Column sums in torch's order: levels of partial sums. */
 enum { SOME = 256 };
 static void sum_some_rows(const float* x, long rows, long step, long columns, int power, float* out) {
     float level[4][SOME];
@@ -148,7 +148,7 @@ static void sum_rows(const float* x, long rows, long step, long columns, int pow
         sum_some_rows(x + c, rows, step, columns - c < SOME ? columns - c : SOME, power, out + c);
 }
 
-/* Of neighbours, in torch's order: eight at a time, four of these beside each other. */
+/* Sum of contiguous elements in torch's order: vectors of eight, with four accumulators. */
 static float sum_lanes(const float* x, long n) {
     float part[4][8];
     memset(part, 0, sizeof(part));
@@ -166,7 +166,7 @@ static float sum_lanes(const float* x, long n) {
     return total;
 }
 
-/* Of neighbours, in numpy's order: halves of halves. */
+/* Sum of contiguous elements in numpy's order: pairwise summation. */
 static float sum_pairs(const float* x, long n) {
     if (n < 8) {
         float total = 0;
@@ -189,18 +189,18 @@ static float sum_pairs(const float* x, long n) {
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
-   All weights of a network
+   Operations on all weights of a network
    ------------------------------------------------------------------------------------------------------------------ */
 
-/* What `is_shared` is written past the caches, if it begins where a vector may. A line of memory that another core has read
-   must first be taken away from there, one after the other; where cores have no cache in common, that takes several times
-   as long as to write it to memory and to read it again. */
+/* Store a vector; if `is_shared`, bypass the caches (`to` must then be aligned). A cache line that another core has
+   read must first be invalidated there, one by one; if cores share no cache, that takes several times as long as
+   writing it to memory and reading it again. */
 INLINE void put(float* to, vec value, int is_shared) {
     if (is_shared) WRITE_PAST_CACHES(to, value);
     else *(vec*)to = value;
 }
 
-/* A step of Adam for weights from `low` to before `high`, in whole vectors. */
+/* A step of Adam for weights [low, high), in whole vectors. */
 static void adam(float* restrict weights, const float* restrict gradient, float* restrict average,
                  float* restrict square, long low, long high, double rate, double step, double beta1, double beta2,
                  double eps, int is_shared) {
@@ -217,7 +217,7 @@ static void adam(float* restrict weights, const float* restrict gradient, float*
     if (is_shared) FENCE();
 }
 
-/* A target that moves by a share towards what it follows. */
+/* Target network update: target += share * (source - target). */
 static void follow(float* restrict target, const float* restrict source, long low, long high, float share,
                    int is_shared) {
     long i = low;
@@ -229,7 +229,7 @@ static void follow(float* restrict target, const float* restrict source, long lo
     if (is_shared) FENCE();
 }
 
-/* The squares of some numbers are added to eight sums, as torch does it: eight numbers at a time. */
+/* Add squares to eight partial sums, in torch's order: eight elements at a time. */
 static void add_squares(const float* x, long n, float* sums) {
     typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
     eight part = *(eight*)sums;
@@ -237,7 +237,7 @@ static void add_squares(const float* x, long n, float* sums) {
     *(eight*)sums = part;
 }
 
-/* The norm, if these are the sums of all eights of `n` numbers. */
+/* The norm of `n` elements, from the partial sums of all whole vectors of eight. */
 static float norm_from(const float* sums, const float* x, long n) {
     float total = sums[0];
     for (int l = 1; l < 8; l++) total += sums[l];
@@ -245,7 +245,7 @@ static float norm_from(const float* sums, const float* x, long n) {
     return sqrtf(total);
 }
 
-/* The larger and the smaller of two; NaN if either is. */
+/* The maximum and minimum of two numbers; NaN if either is NaN. */
 INLINE float largest(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
 INLINE float least(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
 
@@ -260,7 +260,7 @@ typedef void (*sgemm_function)(int order, int a_turned, int b_turned, long m, lo
                                long a_row, const float* b, long b_row, float beta, float* c, long c_row);
 typedef void (*loop_function)(char** places, const long* count, const long* steps, void* data);
 
-/* A function of each number, by a loop of numpy. */
+/* Apply a ufunc loop of numpy to each element. */
 INLINE void apply(loop_function function, void* data, const float* x, float* y, long count) {
     char* places[] = {(char*)x, (char*)y};
     const long steps[] = {sizeof(float), sizeof(float)};
@@ -276,10 +276,10 @@ typedef float32x4_t wide_vec;
 #endif
 typedef wide_vec (*vector_function)(wide_vec);
 
-/* One where bits are set, else the other. */
+/* `yes` where bits are set, else `no`. */
 INLINE vec choose(bits which, vec yes, vec no) { return (vec)(((bits)yes & which) | ((bits)no & ~which)); }
 
-/* log(1 + exp(x)) of whole vectors, and what its gradient becomes, in torch's steps. */
+/* log(1 + exp(x)) of whole vectors, and its gradient, with torch's operations. */
 INLINE void softplus(vector_function exp, vector_function log1p, const float* x, float* y, long n) {
     for (long i = 0; i < n; i += LANES) {
         const vec v = *(const vec*)(x + i), soft = (vec)log1p(exp((wide_vec)v));

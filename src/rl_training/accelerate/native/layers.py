@@ -1,7 +1,7 @@
-"""Layers that networks of images spend their time in, with the bits of torch's own.
+"""The expensive layers of image networks, bit-identical to torch's.
 
-They are not recorded as a whole, because convolutions make their own memory. With small batches, their large layer is a
-matter of how often its weights are read.
+Image networks are not recorded as a whole, because convolutions allocate their own memory. With small batches, the time
+of their large linear layer depends on how often its weights are read.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from rl_training.accelerate.native.compiler import NotCompiledError, find_compil
 from rl_training.accelerate.native.products import NUM_COMPARED, PACK_COLUMNS, Arguments, find_chunk, library
 
 MIN_ROWS, MAX_ROWS = 8, 256
-"""Rows of a batch between which forward and back are quicker here than in torch."""
+"""Batch sizes between which forward and backward passes are faster here than in torch."""
 MIN_WEIGHTS = 500_000
-"""Weights of a layer from which on it matters."""
+"""Smallest number of weights of a layer for which this is used."""
 VECTOR, ALIGNED = 8, 16
-"""What the sizes of a layer must be multiples of to be multiplied with a single vector, and addresses in bytes."""
+"""For products with a single vector: layer sizes must be multiples of the first, addresses (in bytes) of the second."""
 PLANES = 4
-"""Images stacked in an observation, as is usual for games: a pixel is then a number of four bytes."""
+"""Number of stacked frames, as is usual for Atari: a pixel of all frames is then four bytes."""
 PIXELS_FOR_THREADS = 100_000
-"""Pixels from which on threads share the work."""
+"""Pixels above which several threads are used."""
 
 
 class Ready:
-    """Whether something has been compiled, which is begun in the background when it is first asked for."""
+    """Whether something is compiled; the first check starts compilation in the background."""
 
     def __init__(self, compile_it: Callable[[], object]) -> None:
         self._compile_it = compile_it
@@ -52,36 +52,36 @@ class Ready:
             if find_compiler() is not None:
                 self._compile_it()
                 self._found = True
-        except NotCompiledError:  # then it is torch that computes
+        except NotCompiledError:  # fall back to torch
             pass
 
 
 is_ready = Ready(library)
-"""Whether there is a compiled kernels.c."""
+"""Whether kernels.c is compiled."""
 
 
 def is_watched() -> bool:
-    """Whether somebody traces, counts or transforms what torch does, and would not see what is done here."""
+    """Whether torch operators are traced, counted or transformed, which would miss what is done here."""
     is_transformed = torch._C._are_functorch_transforms_active()
     return _get_current_dispatch_mode() is not None or is_transformed or torch._C._is_tracing()
 
 
 def is_plain(x: Tensor, *others: Tensor) -> bool:
-    """Whether these lie on the CPU without gaps, and nobody traces or counts what torch does."""
+    """Whether tensors are contiguous and on the CPU, and torch is not watched (see `is_watched`)."""
     if is_watched():
         return False
     return all(type(t) in (Tensor, nn.Parameter) and t.device.type == "cpu" and t.is_contiguous() for t in (x, *others))
 
 
 _here = threading.local()
-"""Where the pass back of this thread may write gradients, by the addresses of weights."""
+"""Where the backward pass of this thread may write gradients, by the addresses of weights."""
 
 
 @contextmanager
 def places_for_gradients(places: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Layers of this module may write gradients of weights to these places, instead of to new memory.
+    """Inside, layers of this module may write gradients of weights to these tensors, instead of to new memory.
 
-    Only the first that a layer finds, since those of a layer that is used twice are added up.
+    Each place is used once: if a layer is used twice, its gradients are summed.
     """
     _here.places = {weight.data_ptr(): place for weight, place in places if weight.numel() >= MIN_WEIGHTS}
     try:
@@ -91,14 +91,14 @@ def places_for_gradients(places: Iterable[tuple[Tensor, Tensor]]) -> Iterator[No
 
 
 class WideLinear(nn.Linear):
-    """`nn.Linear` for a large number of inputs."""
+    """`nn.Linear` with a faster product for layers with many weights."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features)
         self._may_compile = current_mode() in ("auto", "compiled")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as in torch
-        """See `nn.Linear`; batches of usual sizes are multiplied here."""
+        """See `nn.Linear`; uses compiled kernels for common batch sizes."""
         weight, bias = self.weight, self.bias
         is_wide = weight.numel() >= MIN_WEIGHTS and input.dim() == 2 and input.dtype == weight.dtype == torch.float32
         if self._may_compile and is_wide and is_plain(input, weight, bias) and is_ready:
@@ -113,7 +113,7 @@ class WideLinear(nn.Linear):
 
 @functools.cache
 def _is_vector_known(inputs: int, outputs: int) -> bool:
-    """Whether the product with one vector has torch's bits, as comparing those of random numbers shows."""
+    """Whether products of random matrices with one vector are bit-identical to torch's."""
     if inputs % VECTOR or outputs % VECTOR:
         return False
     generator = torch.Generator().manual_seed(0)
@@ -132,7 +132,7 @@ def _multiply_vector(weight: Tensor, x: Tensor, bias: Tensor) -> Tensor:
 
 
 def chunks(rows: int, inputs: int, outputs: int) -> tuple[int, int, int]:
-    """How products are added up in the layer itself, and back to its inputs and its weights. See `find_chunk`."""
+    """The chunk sizes of the forward product, and of the gradients of inputs and of weights. See `find_chunk`."""
     x = (1, rows, inputs), (rows * inputs, inputs, 1)
     turned = (1, inputs, outputs), (inputs * outputs, 1, inputs)
     weight = (1, outputs, inputs), (inputs * outputs, inputs, 1)
@@ -146,13 +146,13 @@ def chunks(rows: int, inputs: int, outputs: int) -> tuple[int, int, int]:
 
 
 class _Linear(torch.autograd.Function):
-    """x W' + b, and its derivatives."""
+    """x W' + b, and its gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         chunk = chunks(len(x), *reversed(weight.shape))[0]
-        # W x' has long rows on its left, which are read once
+        # as W x': the long rows of W are then on the left and read once
         return _multiply(weight, x.t(), chunk, column=bias).t().contiguous()
 
     @staticmethod
@@ -160,10 +160,10 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         gradient = gradients[0]
         to_x, to_weight, to_bias = ctx.needs_input_grad
-        if torch.is_grad_enabled() or not is_plain(gradient):  # somebody differentiates this again
+        if torch.is_grad_enabled() or not is_plain(gradient):  # second derivatives, or watched
             return gradient @ weight, gradient.t() @ x, gradient.sum(0)
         _, chunk_x, chunk_weight = chunks(len(x), *reversed(weight.shape))
-        if not (chunk_x and chunk_weight):  # the number of threads was changed meanwhile
+        if not (chunk_x and chunk_weight):  # the number of threads has changed
             return gradient @ weight, gradient.t() @ x, gradient.sum(0)
         place = getattr(_here, "places", {}).pop(weight.data_ptr(), None)
         return (
@@ -187,9 +187,9 @@ def _multiply(a: Tensor, b: Tensor, chunk: int, column: Tensor | None = None, ou
 
 
 def scale_images(images: Tensor, scale: float, *, may_compile: bool = True) -> Tensor:
-    """Images [B, C, H, W] of any type as floats times a number.
+    """Images [B, C, H, W] of any type as float32, times `scale`.
 
-    In memory the channels come last, which convolutions on a CPU learn faster with.
+    The memory format is channels-last, with which convolutions on a CPU train faster.
     """
     if may_compile and in_planes(images) and is_ready:
         count, _, height, width = images.shape
@@ -202,5 +202,5 @@ def scale_images(images: Tensor, scale: float, *, may_compile: bool = True) -> T
 
 
 def in_planes(images: Tensor) -> bool:
-    """Whether these are stacks of four images of bytes, one after the other."""
+    """Whether images are contiguous stacks of four uint8 frames."""
     return images.dtype == torch.uint8 and images.shape[1] == PLANES and is_plain(images)

@@ -1,7 +1,7 @@
-"""Functions of numpy and torch that compiled recordings call where these would, without Python in between.
+"""Internal functions of numpy and torch that compiled recordings call directly, without Python.
 
-They are found in the libraries that are loaded already, and used if they give what numpy and torch give for random
-numbers. Where one is not found, the operator stays a call from Python.
+They are looked up in the loaded libraries, and used if they are bit-identical to numpy and torch on random numbers. If
+a function is not found, the operator stays a Python call.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ def _draw(*shape: int) -> Tensor:
 
 
 def _alone(code: str, read: Sequence[Tensor], written: Tensor, threads: int) -> Statement:
-    """A statement of the first thread."""
+    """A statement that only the first thread runs."""
     accesses = [Access(by_first(tensor, threads), False) for tensor in read]
     return Statement(code, [*accesses, Access(by_first(written, threads), True)], False)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Functions of one number
+# Elementwise functions
 # ---------------------------------------------------------------------------------------------------------------------
 
 _OF_NUMPY = {"exp": np.exp, "log": np.log, "tanh": np.tanh}
 
 
 class _Ufunc(ctypes.Structure):
-    """The beginning of `PyUFuncObject`, which numpy/ufuncobject.h declares."""
+    """The first fields of `PyUFuncObject`, declared in numpy/ufuncobject.h."""
 
     _fields_ = [
         ("head", ctypes.c_ssize_t * 2),
@@ -55,12 +55,12 @@ class _Ufunc(ctypes.Structure):
 Loop = ctypes.CFUNCTYPE(
     None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_long), ctypes.POINTER(ctypes.c_long), ctypes.c_void_p
 )
-"""Arguments, how many numbers, how many bytes from one to the next, and what the function was registered with."""
+"""Arguments: the arrays, the number of elements, the steps in bytes, and the data registered with the function."""
 
 
 @functools.cache
 def numpy_loop(name: str) -> tuple[int, int] | None:
-    """The addresses of numpy's loop over floats and of its data; None if they are not where they should be."""
+    """The addresses of numpy's float32 loop of a ufunc and of its data; None if they are not found or do not match."""
     function = _OF_NUMPY[name]
     found = _Ufunc.from_address(id(function))
     kinds = function.types
@@ -73,7 +73,7 @@ def numpy_loop(name: str) -> tuple[int, int] | None:
         return None
     x = _draw(NUM_COMPARED).abs().numpy() if name == "log" else 3 * _draw(NUM_COMPARED).numpy()
     y = np.empty_like(x)
-    for low, high in ((0, 37), (37, NUM_COMPARED)):  # the number of others does not matter
+    for low, high in ((0, 37), (37, NUM_COMPARED)):  # results must not depend on the number of elements
         places = (ctypes.c_void_p * 2)(x[low:].ctypes.data, y[low:].ctypes.data)
         Loop(address)(places, (ctypes.c_long * 1)(high - low), (ctypes.c_long * 2)(x.itemsize, x.itemsize), data)
     return (address, data) if np.array_equal(y, function(x)) else None
@@ -82,7 +82,7 @@ def numpy_loop(name: str) -> tuple[int, int] | None:
 def of_elements(
     name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor, pointers: Pointers, threads: int
 ) -> list[Statement] | None:
-    """exp, log and tanh, as numpy computes them, and softplus as torch does; None if it stays a call from Python."""
+    """exp, log and tanh as in numpy, and softplus as in torch; None if it stays a Python call."""
     tensors = [*(value for value in args if isinstance(value, Tensor)), result]
     if kwargs or any(t.dtype != torch.float32 or not t.is_contiguous() or t.shape != result.shape for t in tensors):
         return None
@@ -108,7 +108,7 @@ def _by_numpy(name: str, x: Tensor, y: Tensor, pointers: Pointers, threads: int)
 
 @functools.cache
 def vector_functions() -> tuple[int, int] | None:
-    """The addresses of torch's exp and log1p of vectors, if softplus computed by them is torch's."""
+    """The addresses of torch's vectorised exp and log1p, if softplus computed with them is bit-identical to torch's."""
     lanes = {"AVX512": 16, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability())
     if lanes is None or lanes != library().lanes():
         return None
@@ -127,13 +127,13 @@ def vector_functions() -> tuple[int, int] | None:
 
 
 MOST_OF_ONE_THREAD = 32_768
-"""Numbers that torch does not share among threads."""
+"""Elements below which torch uses one thread."""
 
 
 def _softplus(
     name: str, args: Sequence[Any], result: Tensor, pointers: Pointers, threads: int
 ) -> list[Statement] | None:
-    """Only as torch computes whole vectors, two at a time."""
+    """Softplus and its gradient; only for sizes that torch computes in pairs of whole vectors."""
     tensors = [value for value in args if isinstance(value, Tensor)]
     is_plain = [value for value in args if not isinstance(value, Tensor)] in ([], [1, 20])
     size = result.numel()
@@ -151,12 +151,12 @@ def _softplus(
 # ---------------------------------------------------------------------------------------------------------------------
 
 ROWS_FIRST, COLUMNS_FIRST, AS_IT_IS, TURNED = 101, 102, 111, 112
-"""What BLAS calls orders of matrices, and whether they are transposed."""
+"""CBLAS constants for the memory order of matrices, and for transposition."""
 
 
 @functools.cache
 def blas() -> dict[str, Callable[..., Any]]:
-    """The functions of numpy's OpenBLAS; nothing if it came without."""
+    """The functions of numpy's bundled OpenBLAS; empty if there is none."""
     for path in sorted((Path(np.__file__).parents[1] / "numpy.libs").glob("libscipy_openblas64_*.so")):
         found = loaded(path)
         names = {name: f"scipy_cblas_{name}64_" for name in ("sdot", "sgemm", "sgemv")}
@@ -180,12 +180,12 @@ Numbers = tuple[Any, ...]
 
 
 def _as_numpy_calls(a: Tensor, b: Tensor) -> tuple[str, Numbers] | None:
-    """The function of BLAS that `np.dot` calls for two matrices, and its arguments: places are "a", "b" and "c"."""
+    """The BLAS function that `np.dot` calls for two matrices, and its arguments, with "a", "b" and "c" as addresses."""
     (m, k), n = a.shape, b.shape[1]
     layouts = [_layout(tensor) for tensor in (a, b)]
     if None in layouts or not blas() or min(m * n, k) < 2:
         return None
-    if a.data_ptr() == b.data_ptr():  # for a matrix and itself turned over, numpy calls something else
+    if a.data_ptr() == b.data_ptr():  # numpy calls another function for a matrix and its transpose
         return None
     (a_first, a_step), (b_first, b_step) = layouts  # type: ignore[misc]
     if n == 1:
@@ -199,7 +199,7 @@ def _as_numpy_calls(a: Tensor, b: Tensor) -> tuple[str, Numbers] | None:
 
 
 def _layout(tensor: Tensor) -> tuple[bool, int] | None:
-    """Whether a matrix lies row by row, or else column by column, and how far these are apart."""
+    """Whether a matrix is row-major (else column-major), and its leading dimension; None if it is neither."""
     if tensor.is_contiguous():
         return True, tensor.shape[1]
     return (False, tensor.shape[0]) if tensor.mT.is_contiguous() else None
@@ -209,7 +209,7 @@ def _layout(tensor: Tensor) -> tuple[bool, int] | None:
 def _is_known(
     a_shape: tuple[int, ...], a_stride: tuple[int, ...], b_shape: tuple[int, ...], b_stride: tuple[int, ...]
 ) -> bool:
-    """Whether the product of random matrices is that of numpy."""
+    """Whether the product of random matrices is bit-identical to numpy's."""
     a = _draw(a_shape[0] * a_shape[1]).as_strided(a_shape, a_stride)
     b = _draw(2, b_shape[0] * b_shape[1])[1].as_strided(b_shape, b_stride)
     call = _as_numpy_calls(a, b)
@@ -223,7 +223,7 @@ def _is_known(
 
 @functools.cache
 def is_dot_known() -> bool:
-    """Whether products of random vectors are those of numpy."""
+    """Whether dot products of random vectors are bit-identical to numpy's."""
     x, y = _draw(2, SMALL_SUM).numpy()
     sizes = (1, 7, 16, 33, 256, 1000, 4095, SMALL_SUM)
     return bool(blas()) and all(
@@ -234,14 +234,14 @@ def is_dot_known() -> bool:
 def small_product(
     args: Sequence[Tensor], result: Tensor, pointers: Pointers, threads: int
 ) -> list[Statement | Element] | None:
-    """`mm` and `addmm` that numpy computes; None if it does not, or it is not known how."""
+    """`mm` and `addmm` that numpy computes in recordings; None if torch does, or numpy's call is not known."""
     *bias, a, b = args
     if any(t.dtype != torch.float32 for t in (*args, result)) or a.dim() != 2 or not result.is_contiguous():
         return None
     if a.numel() * b.shape[1] > SMALL_PRODUCT:
         return None
     after: list[Statement | Element] = [Element("{0} + {1}", [result, bias[0]], result)] if bias else []
-    if a.shape[1] == 1 and min(a.shape[0], b.shape[1]) > 1:  # nothing is added up, but to a zero without a sign
+    if a.shape[1] == 1 and min(a.shape[0], b.shape[1]) > 1:  # no sum, except to positive zero
         return [Element("0.0f + {0} * {1}", [a, b], result), *after]
     call = _as_numpy_calls(a, b)
     if call is None or not _is_known(tuple(a.shape), a.stride(), tuple(b.shape), b.stride()):
@@ -255,7 +255,7 @@ def _call(name: str, numbers: Numbers, pointers: Pointers, **places: Tensor) -> 
 
 
 def small_sum_of_columns(x: Tensor, y: Tensor, pointers: Pointers, threads: int) -> Statement | None:
-    """The sum of the rows of a small matrix, which for numpy is a product with ones."""
+    """The column sums of a small matrix, which `numpy_kernels` computes as a product with ones."""
     ones = torch.ones(1, len(x), dtype=torch.float32)
     if x.shape[1] == 1 and x.is_contiguous() and is_dot_known():
         code = f"*{pointers.name(y)} = {_call('sdot', (len(x), 'a', 1, 'b', 1), pointers, a=ones, b=x)}"
@@ -267,7 +267,7 @@ def small_sum_of_columns(x: Tensor, y: Tensor, pointers: Pointers, threads: int)
 
 
 def small_norm(x: Tensor, y: Tensor, pointers: Pointers, threads: int) -> Statement | None:
-    """The root of the sum of at most `SMALL_SUM` squares."""
+    """The 2-norm of at most `SMALL_SUM` elements."""
     if not is_dot_known():
         return None
     numbers = (x.numel(), "x", 1, "x", 1)

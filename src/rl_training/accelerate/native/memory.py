@@ -1,4 +1,4 @@
-"""What a statement of C touches, and by which thread."""
+"""The memory that a C statement accesses, per thread."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 C_TYPES = {torch.float32: "float", torch.float64: "double", torch.bool: "unsigned char", torch.int64: "long long"}
-"""Types of tensors that statements can work on."""
+"""The C types of supported tensor dtypes."""
 
 Ranges = tuple[tuple[int, int], ...]
-"""For each thread from which address to which; an empty range is (0, 0)."""
+"""The address range [begin, end) of each thread; an empty range is (0, 0)."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Access:
     writes: bool
 
     def disturbs(self, other: Access) -> bool:
-        """Whether a thread has to wait for another between the two."""
+        """Whether the two accesses conflict across threads, so that they need a barrier in between."""
         if not (self.writes or other.writes):
             return False
         return any(
@@ -36,7 +36,7 @@ class Access:
 
 @dataclass
 class Statement:
-    """Some C, the memory it touches, and whether all threads run it, each on its part, or only the first."""
+    """C code, the memory it accesses, and whether all threads run it, each on its part, or only the first."""
 
     code: str
     accesses: list[Access]
@@ -44,9 +44,9 @@ class Statement:
 
 
 class Pointers:
-    """The tensors of a program and the functions of others, and what C calls them.
+    """The tensors of a program and the external functions it calls, and their names in C.
 
-    Addresses are given when it runs, not when it is compiled.
+    Addresses are passed at run time, not compiled in.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Pointers:
         self._known: dict[tuple[int, torch.dtype], int] = {}
 
     def name(self, tensor: Tensor) -> str:
-        """Where a tensor begins, as C of the right type."""
+        """A typed C pointer to the first element of a tensor."""
         key = (tensor.data_ptr(), tensor.dtype)
         if key not in self._known:
             self._known[key] = len(self.tensors)
@@ -63,14 +63,14 @@ class Pointers:
         return f"(({C_TYPES[tensor.dtype]}*)p[{self._known[key]}])"
 
     def function(self, address: int) -> str:
-        """What lies at an address outside of the program, as C."""
+        """A C expression for an external address."""
         if address not in self.functions:
             self.functions.append(address)
         return f"others[{self.functions.index(address)}]"
 
 
 def extent(tensor: Tensor) -> tuple[int, int]:
-    """The addresses of a tensor's first byte, and of the one after its last."""
+    """The addresses of a tensor's first byte, and of the byte after its last."""
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + tensor.element_size() * (1 + last)
 
@@ -82,7 +82,7 @@ def overlap(one: Tensor, other: Tensor) -> bool:
 
 
 def same_elements(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same numbers at the same places."""
+    """Whether two tensors are the same elements in memory."""
     return one.data_ptr() == other.data_ptr() and one.dtype == other.dtype and _steps(one) == _steps(other)
 
 
@@ -91,22 +91,22 @@ def _steps(tensor: Tensor) -> list[tuple[int, int]]:
 
 
 def by_first(tensor: Tensor, threads: int) -> Ranges:
-    """All of it by the first thread."""
+    """The first thread accesses all of it."""
     return by_one(tensor, 0, threads)
 
 
 def by_one(tensor: Tensor, thread: int, threads: int) -> Ranges:
-    """All of it by one thread."""
+    """One thread accesses all of it."""
     return tuple(extent(tensor) if t == thread else (0, 0) for t in range(threads))
 
 
 def by_all(tensor: Tensor, threads: int) -> Ranges:
-    """All of it by every thread, or nobody knows what by whom."""
+    """Every thread may access all of it."""
     return (extent(tensor),) * threads
 
 
 def by_share(tensor: Tensor, threads: int) -> Ranges:
-    """Each thread its share of the first dimension; all of it if there is but one copy in memory."""
+    """Each thread accesses its share of the first dimension; all of it if that dimension has stride 0."""
     if tensor.stride(0) == 0:
         return by_all(tensor, threads)
     cuts = [tensor.shape[0] * t // threads for t in range(threads + 1)]
@@ -115,5 +115,5 @@ def by_share(tensor: Tensor, threads: int) -> Ranges:
 
 
 def share(total: int, threads: int) -> tuple[str, str]:
-    """From where to where a thread's share of a loop goes, as C."""
+    """The begin and end of a thread's share of a loop, as C."""
     return f"{total}L*t/{threads}", f"{total}L*(t+1)/{threads}"

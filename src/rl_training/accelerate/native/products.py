@@ -1,4 +1,4 @@
-"""Products of matrices as statements of C, and in which order their sums are made."""
+"""Matrix products as C statements, and their order of summation."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from rl_training.accelerate.native.memory import (
 from rl_training.accelerate.numpy_kernels import SmallArithmetic
 
 WIDE_PRODUCT = 300_000
-"""Multiplications from which on all threads share a product."""
+"""Multiplications from which on a product is split among threads."""
 PACK_COLUMNS = 64
-"""What the columns of a packed matrix are filled up to; kernels.c may need less."""
+"""The columns of a packed matrix are padded to a multiple of this; kernels.c may need less."""
 
 
 MIN_ROWS = 6
-"""Rows from which on all of them are computed together; see ROWS in kernels.h."""
+"""Smallest number of rows for full tiles; see ROWS in kernels.h."""
 
 
 Split = Literal["by the first", "by matrices", "by rows", "by columns"]
-"""How threads share a product."""
+"""How a product is split among threads."""
 
 
 def _is_plain(b: Tensor) -> bool:
-    """Whether B is read where it lies."""
+    """Whether B is used without packing."""
     return b.stride(2) == 1 and b.shape[2] % PACK_COLUMNS == 0
 
 
@@ -50,29 +50,29 @@ def _is_plain(b: Tensor) -> bool:
 class Product:
     """C = A B of matrices [count, m, k] and [count, k, n], plus a bias.
 
-    Negative numbers, or those where `mask` is not positive, may then become zero.
+    Optionally followed by a relu, or set to zero where `mask` is not positive (the gradient of a relu).
     """
 
     a: Tensor
     b: Tensor
     c: Tensor
     chunk: int
-    """How many products are added up at a time."""
+    """How many products are summed at a time (see `chunks_of_rows`)."""
     bias: Tensor | None = None
     relu: bool = False
     mask: Tensor | None = None
     packed: Tensor | None = None
-    """Memory for B by panels of columns [count, copies, size], where B does not lie in memory as kernels.c wants it."""
+    """Memory for B packed by panels of columns [count, copies, size], if B does not have the layout for kernels.c."""
     is_packed: bool = False
     """Whether another product has packed B already."""
     some: tuple[Tensor, Tensor] | None = None
-    """Memory for rows of A and their numbers, if others are likely to be zero: those are left out."""
+    """Memory for the nonzero rows of A and their indices, if many rows are likely to be zero; these are skipped."""
 
     @classmethod
     def of(cls, a: Tensor, b: Tensor, c: Tensor, bias: Tensor | None = None) -> list[Product]:
-        """The product of two matrices or of equally many; by rows, if they are added up in different ways.
+        """A matrix product or batched product, split by rows if their orders of summation differ.
 
-        Nothing if it cannot be computed to the bit.
+        Empty if it cannot be computed bit-identically.
         """
         is_batch = a.dim() == 3
         if any(tensor.dtype != torch.float32 for tensor in (a, b, c)) or min(a.shape[-2:] + b.shape[-1:]) < 2:
@@ -91,7 +91,7 @@ class Product:
         ]
 
     def parts(self) -> list[Product | Element]:
-        """This product; with few columns, it may be quicker turned over, with few rows then."""
+        """This product; with few columns, the transposed product (with few rows) may be faster."""
         turned = self.b.mT, self.a.mT
         (_, n, _), m = turned[0].shape, turned[1].shape[2]
         if self.bias is not None or not MIN_ROWS <= n <= PACK_COLUMNS // 2 or m <= n or not _is_plain(turned[1]):
@@ -100,12 +100,12 @@ class Product:
         return [Product(*turned, c, self.chunk), Element("{0}", [c.mT], self.c)]
 
     def leave_out_zeros(self) -> None:
-        """Rows of A are looked at before, because many of them are zero."""
+        """Skip zero rows of A, because there may be many."""
         if self.bias is None and self.a.stride(2) == 1:
             self.some = torch.empty(self.a.shape, dtype=torch.float32), torch.empty(self.a.shape[:2], dtype=torch.int64)
 
     def absorb(self, name: str, element: Element) -> bool:
-        """Take over an activation, or its derivative, that is all that becomes of the product."""
+        """Fuse an activation, or its gradient, if that is the only use of the product; returns whether it did."""
         first, result = element.operands[0], element.result
         if self.relu or self.mask is not None or result.numel() != self.c.numel() or not result.is_contiguous():
             return False
@@ -122,12 +122,12 @@ class Product:
             return False
         mask = element.operands[1]
         if not isinstance(mask, Tensor) or not mask.is_contiguous() or any(overlap(mask, t) for t in (result, self.c)):
-            return False  # rows at the end may be computed twice, and the product itself is not written any more
+            return False  # rows at the end may be computed twice, and the product itself is no longer stored
         self.c, self.mask = result, mask.view(self.c.shape)
         return True
 
     def is_apart_from(self, statement: Statement) -> bool:
-        """Whether it does not matter which of the two comes first."""
+        """Whether the two are independent, so that their order does not matter."""
         touched = [(extent(tensor), is_written) for tensor, is_written in self._touched()]
         return not any(
             (access.writes or is_written) and its[0] < mine[1] and mine[0] < its[1]
@@ -137,7 +137,7 @@ class Product:
         )
 
     def split(self, threads: int) -> Split:
-        """How threads share it, as it fits best."""
+        """The best split among threads."""
         count, m, k = self.a.shape
         n = self.b.shape[2]
         if threads == 1 or count * m * n * k < WIDE_PRODUCT:
@@ -147,10 +147,10 @@ class Product:
         return "by rows" if m >= n or n < PACK_COLUMNS * threads else "by columns"
 
     def reserve(self, threads: int) -> None:
-        """Give it memory for B, if it needs that.
+        """Allocate memory for packing B, if that is needed.
 
-        If threads share the rows, all of them read all of B; each then packs its own copy. One that they made together
-        would always be in the other's cache: to write it and to read it takes longer than to make it twice.
+        If the rows are split among threads, every thread reads all of B and packs its own copy. A shared copy would be
+        in another core's cache; writing and reading it takes longer than packing it once per thread.
         """
         if not _is_plain(self.b):
             count, k, n = self.b.shape
@@ -174,7 +174,7 @@ class Product:
         return [part for i in range(count) for part in self._shared(i, pointers, threads, split == "by rows")]
 
     def _shared(self, i: int, pointers: Pointers, threads: int, is_by_rows: bool) -> list[Statement]:
-        """One matrix by all threads, by rows or by columns; packed before."""
+        """One matrix, split by rows or columns among all threads, after packing B."""
         m, n = self.c.shape[1:]
         found = []
         ranges = None if self.packed is None else (by_share if is_by_rows else by_all)(self.packed[i], threads)
@@ -199,7 +199,7 @@ class Product:
         return [*found, Statement(code, accesses, True)]
 
     def _touched(self) -> list[tuple[Tensor, bool]]:
-        """What it reads and writes, by the number of the matrix."""
+        """The tensors [count, ...] that it accesses, each with whether it is written."""
         read = [self.a, self.b, self.packed, self.bias, self.mask, *(self.some or ())]
         written = (self.c, None if self.is_packed else self.packed, *(self.some or ()))
         return [(t, any(t is w for w in written)) for t in (*read, self.c) if t is not None]
@@ -243,7 +243,7 @@ class Product:
         return f"product_of_some(&(product_type){{{values}}}, {memory}, (long*)({some}));"
 
     def _own_copy(self, i: int | str, pointers: Pointers) -> str:
-        """Where a thread has B packed."""
+        """The address of a thread's packed copy of B."""
         assert self.packed is not None
         _, copies, size = self.packed.shape
         return self._at(self.packed, i, pointers) + (f" + t * {size}L" if copies > 1 else "")
@@ -254,31 +254,31 @@ class Product:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The order of sums
+# The order of summation
 # ---------------------------------------------------------------------------------------------------------------------
 
 NUM_COMPARED = 4096
-"""Sums that must agree: of a few, some agree by chance."""
+"""Number of sums that must agree; with fewer, they could agree by chance."""
 CHUNKS = (128, 160, 192, 256, 320, 384, 512)
-"""How many products libraries add up one after the other, if not all or half of them."""
+"""How many products BLAS libraries sum sequentially, if not all or half of them."""
 FOUR, FEW_ROWS = 4, 8
-"""Of fewer rows than these, libraries take four together, and those that are left in another way.
+"""With fewer than `FEW_ROWS` rows, BLAS libraries process four rows together, and the rest in another way.
 
-Their products are rounded before they are added up: chunks of a single product."""
+Products of the rest are rounded before they are summed: chunks of a single product."""
 
 
 _compiling = threading.RLock()
-"""Nobody compiles what another thread compiles already."""
+"""Compilation is serialised: kernels.c is built once per process."""
 
 
 def library() -> Any:
-    """kernels.c, compiled."""
+    """The compiled kernels.c."""
     with _compiling:
         return _library()
 
 
 def built(name: str) -> Any:
-    """A file of C of this folder, compiled; with threads, if the compiler has them."""
+    """Compile a C file of this folder; with OpenMP, if the compiler supports it."""
     source = f'#include "{name}"'
     try:
         return build(name, source, ("-fopenmp",))
@@ -312,7 +312,7 @@ def find_chunk(
     has_bias: bool,
     is_batch: bool,
 ) -> int:
-    """How many products are added up at a time where nothing is compiled; 0 if that is not found out, or differs."""
+    """How many products the library sums at a time; 0 if that is not found, or differs between rows."""
     found = chunks_of_rows((a_shape, a_stride, b_shape, b_stride), has_bias, is_batch, torch.get_num_threads())
     return found[0][1] if len(found) == 1 else 0
 
@@ -321,10 +321,10 @@ def find_chunk(
 def chunks_of_rows(
     layouts: tuple[tuple[int, ...], ...], has_bias: bool, is_batch: bool, num_threads: int
 ) -> list[tuple[slice, int]]:
-    """The same for rows of the product that are added up alike; nothing if that is not found out.
+    """The chunk size for each range of rows with the same order of summation; empty if it is not found.
 
-    That depends on shapes, threads and the machine, so products of random numbers are compared to the bit. `layouts`
-    are the shape and the stride of A, and those of B.
+    It depends on shapes, threads and the machine, so products of random numbers are compared bit for bit. `layouts` are
+    the shape and stride of A, and those of B.
     """
     a_shape, a_stride, b_shape, b_stride = layouts
     generator = torch.Generator().manual_seed(0)
@@ -360,7 +360,7 @@ def chunks_of_rows(
 
 
 def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, chunk: int) -> Tensor:
-    """The product by kernels.c."""
+    """The product, computed by kernels.c."""
     count, m, k = a.shape
     n = b.shape[2]
     c = torch.empty(count, m, n, dtype=torch.float32)

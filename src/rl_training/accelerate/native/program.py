@@ -1,4 +1,4 @@
-"""A recording as a program: which calls become C, where threads wait for each other, and the text."""
+"""A recording as a C program: the translation of calls, the barriers between threads, and the source text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Part = Element | Product | Flat | Norm | Statement
 
 ZERO_STAYS_ZERO = frozenset({"bmm", "div", "mm", "mul", "neg", "threshold_backward"})
-"""Operators that give rows of zeros for rows of zeros."""
+"""Operators that map rows of zeros to rows of zeros."""
 BEGINNING = """
 #include "kernels.h"
 static product_function product;
@@ -43,9 +43,9 @@ void set_functions(void** own, void** given) {
 
 
 class Program:
-    """The C of a recording, by segments, and the calls from Python between them.
+    """The C code of a recording, in segments, and the Python calls between them.
 
-    `calls` are those of the recording, `kernels` the same ready to be called, `move` tells where their tensors live.
+    `calls` are those of the recording, `kernels` their callable versions; `move` maps tensors to their memory.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Program:
         self.pointers = Pointers()
         self.num_threads = num_threads
         self.steps: list[Kernel | int] = []
-        """Kernels, and numbers of segments."""
+        """Python kernels and indices of C segments, in order of execution."""
         self.foreign: list[str] = []
-        """Operators that stay calls from Python."""
+        """Operators that stay Python calls."""
         self._segments: list[list[Statement]] = []
         self._owners = Owners(num_threads)
         self._products: list[Product] = []  # they own memory
         self._packed: dict[Any, Product] = {}
-        """Products by the matrices that they have packed and that nobody has changed since."""
+        """Products by the matrix that they packed, if it has not changed since."""
         self._with_zeros: set[int] = set()
         self._is_open = False
         self._pending: list[tuple[int, int, Element]] = []
@@ -78,15 +78,15 @@ class Program:
                 continue
             self._look_for_zeros(call, parts)
             for part in parts:
-                # a call is done with its last part: what it reads must last until then
+                # a call ends with its last part; its inputs must stay valid until then
                 done = step if part is parts[-1] else step - 1
                 self._take(part, done, last.get(_target(call), len(calls)), call.name)
         self._finish()
 
     def _look_for_zeros(self, call: Call, parts: Sequence[Part]) -> None:
-        """Gradients that are multiplied by truth values, as that of the smaller of two critics, have rows of zeros.
+        """Find results with many zero rows: gradients multiplied by booleans (as for the minimum of two critics).
 
-        So have products with them.
+        Products with them have zero rows too.
         """
         inputs = [value for value in call.args if isinstance(value, Tensor)]
         is_masked = call.name == "mul" and any(tensor.dtype == torch.bool for tensor in inputs)
@@ -97,7 +97,7 @@ class Program:
                     part.leave_out_zeros()
 
     def _take(self, part: Part, step: int, until: int, name: str) -> None:
-        """A part that is done with a step; what it makes is used until another."""
+        """Add a part that ends at `step`; its result is used until step `until`."""
         if isinstance(part, Element):
             if self._held is not None:
                 used, product = self._held
@@ -108,7 +108,7 @@ class Program:
             self._pending.append((step, until, part))
             return
         if isinstance(part, Statement) and self._held is not None and self._held[1].is_apart_from(part):
-            self._add(part)  # before the product, which may have its activation yet to come
+            self._add(part)  # before the product, whose activation may still follow
             return
         self._finish()
         if isinstance(part, Product):
@@ -135,7 +135,7 @@ class Program:
                 self._add(statement)
 
     def _finish(self) -> None:
-        """Write down what was kept back in the hope that more would join it."""
+        """Emit the pending product and elements, which were held back for fusion."""
         self._flush_product()
         while self._pending:
             group = [self._pending.pop(0)]
@@ -160,7 +160,7 @@ class Program:
         }
 
     def source(self) -> str:
-        """The program's text."""
+        """The C source of the program."""
         text = [BEGINNING, "#include <omp.h>" if self.num_threads > 1 else ""]
         for number, segment in enumerate(self._segments):
             for place, statement in enumerate(segment):
@@ -190,18 +190,18 @@ class Program:
             "if (t == 0) is_done = 1;",
             *together,
             "}",
-            "if (is_done) return;",  # else there were not as many threads as were asked for
+            "if (is_done) return;",  # else OpenMP gave fewer threads than requested
             *alone,
         ]
 
 
 def _target(call: Call) -> int:
-    """The memory that a call writes."""
+    """The storage that a call writes."""
     return storage_of((call.written() if call.is_in_place else call.outputs())[0])
 
 
 def _last_uses(calls: Sequence[Call], move: Mover, outputs: Any) -> dict[int, int]:
-    """The last call that uses each piece of memory; only of those that nobody else may read."""
+    """The last call that uses each storage; only for storages that are not read from outside."""
     last: dict[int, int] = {}
     for step, call in enumerate(calls):
         last |= {storage_of(t): step for t in (*call.inputs(), *call.outputs()) if storage_of(t) in move.offsets}
@@ -211,7 +211,7 @@ def _last_uses(calls: Sequence[Call], move: Mover, outputs: Any) -> dict[int, in
 
 
 def translate(call: Call, move: Mover, pointers: Pointers, threads: int) -> Sequence[Part] | None:
-    """A call as parts of a program; None if it stays a call from Python."""
+    """A call as parts of a program; None if it stays a Python call."""
     if "out" in call.kwargs:
         return None
     name = "clone" if call.name == "_to_copy" else call.name
@@ -249,7 +249,7 @@ def translate(call: Call, move: Mover, pointers: Pointers, threads: int) -> Sequ
 
 
 def _product(args: Sequence[Tensor], result: Tensor, pointers: Pointers, threads: int) -> Sequence[Part] | None:
-    """A product of matrices, in the way in which it has its bits."""
+    """A matrix product, by the first method that is bit-identical."""
     *bias, a, b = args
     large = [part for product in Product.of(a, b, result, *bias) for part in product.parts()]
     return large or product_of_few(args, result, pointers, threads) or small_product(args, result, pointers, threads)

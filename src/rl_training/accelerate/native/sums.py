@@ -1,4 +1,4 @@
-"""Sums, means, extremes, and single elements of rows, as statements of C."""
+"""Sums, means, minima, maxima, `gather` and `scatter_add`, as C statements."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rl_training.accelerate.native.memory import Access, Pointers, Statement, by
 from rl_training.accelerate.numpy_kernels import SMALL
 
 FEW, FEW_OF_TORCH = 7, 4
-"""Numbers that numpy, and torch, add one after the other."""
+"""Elements up to which numpy, and torch, add sequentially."""
 MAX_LANES = 512
-"""Neighbours up to which torch adds with one level of partial sums."""
+"""Contiguous elements below which torch uses one level of partial sums."""
 COLUMNS = 32
-"""Columns that torch adds together."""
+"""Columns that torch sums in one block."""
 
 _JOINED = {"sum": "({0} + {1})", "mean": "({0} + {1})", "amin": "least({0}, {1})", "amax": "largest({0}, {1})"}
 
@@ -26,7 +26,7 @@ _JOINED = {"sum": "({0} + {1})", "mean": "({0} + {1})", "amin": "least({0}, {1})
 def reduction(
     name: str, args: list[Any], result: Tensor, pointers: Pointers, threads: int
 ) -> list[Element | Statement] | None:
-    """Sums, means and extremes; None if it is not known here in which order they are computed."""
+    """Sums, means, minima and maxima; None if the order of summation is not known."""
     x: Tensor = args[0]
     axes = sorted(d % x.dim() for d in args[1]) if len(args) > 1 and args[1] else list(range(x.dim()))
     axes = [d for d in axes if x.shape[d] > 1]
@@ -35,7 +35,7 @@ def reduction(
         return None
     if not axes:
         is_same = x.is_contiguous() and x.dtype == result.dtype == torch.float32
-        text = "{0}" if name in ("amin", "amax") else "0.0f + {0}"  # minus zero is added up to zero
+        text = "{0}" if name in ("amin", "amax") else "0.0f + {0}"  # a sum of minus zero is zero
         return [Element(text, [x.view(result.shape)], result)] if is_same else None
     is_first = name == "sum" and x.dim() == 2 and len(args) > 1 and tuple(args[1]) == (0,)
     rest = [d for d in range(x.dim()) if d not in (*kept, *axes)]
@@ -67,7 +67,7 @@ def reduction(
 
 
 def _sum_pairs(x: Tensor, y: Tensor, count: int, pointers: Pointers, threads: int) -> Statement | None:
-    """Of neighbours, as numpy does it."""
+    """Sums of contiguous elements, in numpy's order."""
     if not x.is_contiguous():
         return None
     begin, out = pointers.name(x), pointers.name(y)
@@ -76,7 +76,7 @@ def _sum_pairs(x: Tensor, y: Tensor, count: int, pointers: Pointers, threads: in
 
 
 def _sum_lanes(x: Tensor, y: Tensor, pointers: Pointers, threads: int) -> Statement | None:
-    """Of neighbours, as torch does it."""
+    """Sums of contiguous elements, in torch's order."""
     count = x.shape[-1]
     if not x.is_contiguous() or count >= MAX_LANES or y.dim() == 0:
         return None
@@ -87,7 +87,7 @@ def _sum_lanes(x: Tensor, y: Tensor, pointers: Pointers, threads: int) -> Statem
 
 
 def _sum_rows(x: Tensor, y: Tensor, pointers: Pointers, threads: int) -> Statement | None:
-    """Of columns [R, C], or of many such [B, R, C], as torch does it; `x` is [C, R] or [B, C, R] here."""
+    """Column sums of [R, C] or [B, R, C], in torch's order; `x` is transposed to [C, R] or [B, C, R] here."""
     if y.dim() not in (1, 2):
         return None
     columns, count = x.shape[-2:]
@@ -115,7 +115,7 @@ def _sum_rows(x: Tensor, y: Tensor, pointers: Pointers, threads: int) -> Stateme
 
 
 def gather(args: list[Any], result: Tensor, pointers: Pointers, threads: int) -> list[Element | Statement] | None:
-    """`x.gather(1, index)` of a matrix [B, A] and one column for each row [B, 1]."""
+    """`x.gather(1, index)` of a matrix [B, A] with one column index per row [B, 1]."""
     x, dim, index = args[:3]
     if not _is_of_rows(x, dim, index) or result.dtype != torch.float32:
         return None
@@ -126,7 +126,7 @@ def gather(args: list[Any], result: Tensor, pointers: Pointers, threads: int) ->
 
 
 def scatter_add(args: list[Any], result: Tensor, pointers: Pointers, threads: int) -> list[Element | Statement] | None:
-    """`x.scatter_add(1, index, added)`, for the same."""
+    """`x.scatter_add(1, index, added)` for the same shapes."""
     x, dim, index, added = args
     if not _is_of_rows(result, dim, index) or added.shape != index.shape or not added.is_contiguous():
         return None

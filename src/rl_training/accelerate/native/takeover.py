@@ -1,4 +1,4 @@
-"""When a recording is compiled, and the check before it takes over."""
+"""When a recording is compiled, and the check before the compiled kernels are used."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from rl_training.accelerate.kernels import Mover
 
 SECONDS_BEFORE = 0.3
-"""What a recording's calls have taken when it is compiled: those of shorter runs are not worth it."""
+"""Total time of a recording's calls after which it is compiled; for shorter runs compiling does not pay."""
 
 _compiling = threading.Lock()
-"""One at a time: they would only get into each other's way."""
+"""Compilation is serialised: recordings are compiled one at a time."""
 
 
 class Takeover:
-    """Calls a recording's kernels, has them compiled in the background, and puts what was compiled in their place.
+    """Calls a recording's kernels, compiles them in the background, and then replaces them by the compiled ones.
 
-    `state` is what the recording writes to and did not make; with the outputs, it is all by which calls differ for
-    those who come later.
+    `state` are the tensors from before the recording that it writes to. Together with the outputs, they are all that a
+    call changes for later code.
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class Takeover:
         self.refusal = "" if find_compiler() else "there is no C compiler"
         if mode == "recorded":
             self.refusal = "accelerate is recorded"
-        """Why nothing is compiled, or what was compiled is not used; empty if nothing speaks against it."""
+        """Why compilation is disabled or its result is not used; empty if enabled."""
         self.is_done = bool(self.refusal)
-        """Whether there is nothing left to wait for."""
+        """Whether it is decided if compiled kernels are used."""
         self._state = state
         self._results = [*state, *tensors_in(map_tensors(move, outputs))]
         self._make: Callable[[int], Program] = functools.partial(Program, calls, kernels, move, outputs)
-        self._forget = move.forget  # what was computed before must not help what comes next
+        self._forget = move.forget  # so that the check cannot succeed with old results
         self._seconds = 0.0
         self._at_once = mode == "compiled"
         self._thread: threading.Thread | None = None
         self.library: Library | None = None
-        """What was compiled; it owns memory that its kernels use."""
+        """The compiled library; it owns memory that its kernels use."""
 
     def run(self) -> None:
         """One call of the kernels."""
@@ -73,7 +73,7 @@ class Takeover:
         self._seconds += time.perf_counter() - begin
         is_due = self._at_once or self._seconds > SECONDS_BEFORE
         if self._thread is None and is_due and _compiling.acquire(blocking=self._at_once):
-            # no daemon: it must not be cut off within torch when the program ends, which it notices itself
+            # no daemon: it must not be killed inside torch when the program ends; it notices the end itself
             self._thread = threading.Thread(target=self._compile, args=(torch.get_num_threads(),))
             try:
                 self._thread.start()
@@ -89,13 +89,13 @@ class Takeover:
             self.library = Library(self._make(num_threads))
         except NotCompiledError as error:
             self.refusal = str(error)
-        except Exception as error:  # a recording that the rules here do not foresee: it runs as it did before
+        except Exception as error:  # an unexpected recording: fall back to the recorded kernels
             self.refusal = f"{type(error).__name__}: {error}"
         finally:
             _compiling.release()
 
     def _take_over(self) -> None:
-        """One call of the kernels, and another of what was compiled, which is used from now on if both are equal."""
+        """Run the recorded and the compiled kernels on the same state; use the compiled ones if results are equal."""
         before = [tensor.clone() for tensor in self._state]
         for kernel in self.kernels:
             kernel()
@@ -116,7 +116,7 @@ class Takeover:
 
 
 class Library:
-    """A program that was compiled. `kernels` are to be called in their order, instead of those of the recording."""
+    """A compiled program. `kernels` are called in order, instead of those of the recording."""
 
     def __init__(self, program: Program) -> None:
         flags = ("-fopenmp",) if program.num_threads > 1 else ()
@@ -144,5 +144,5 @@ def _write(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Equal numbers; NaN is equal to NaN here, and zero to minus zero."""
+    """Whether all numbers are equal; NaN equals NaN, and zero equals minus zero."""
     return bool(((one == other) | ((one != one) & (other != other))).all())

@@ -1,1 +1,1 @@
-"""What families of algorithms share. Algorithms themselves are the modules of the package above."""
+"""Base classes of families of algorithms. The algorithms themselves are the modules of the parent package."""

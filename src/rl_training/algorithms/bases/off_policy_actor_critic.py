@@ -1,4 +1,4 @@
-"""The base of DDPG, TD3, SAC and DrQ-v2: an actor, an ensemble of critics with targets, and the critics' step."""
+"""The base of DDPG, TD3, SAC and DrQ-v2: an actor, an ensemble of critics, target networks, and the critic update."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ OffPolicyActorCriticConfigT = TypeVar("OffPolicyActorCriticConfigT", bound=OffPo
 
 
 class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Generic[OffPolicyActorCriticConfigT]):
-    """Base of off-policy actor-critics: builds the policy, its optimizers and the critics' target.
+    """Base class of off-policy actor-critics: builds the policy, its optimizers and the critics' target network.
 
-    A subclass writes `update`, which draws random numbers and calls `gradient_steps`; and `gradient_steps`, a function
-    of tensors alone, which is accelerated as a whole.
+    A subclass defines `update`, which draws random numbers and calls `gradient_steps`, and `gradient_steps`, a function
+    of tensors only, which is accelerated as a whole.
     """
 
     policy: ContinuousPolicy
@@ -88,23 +88,23 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
 
     @abstractmethod
     def gradient_steps(self, batch: TransitionBatch, *args: Any, **inputs: Any) -> dict[str, Tensor]:
-        """One step of the critics, one of the actor where it is due, and then the targets; a function of tensors alone.
+        """Update the critics, the actor if it is due, and then the targets. A function of tensors only.
 
-        It returns metrics by name, and `priorities` [B].
+        Returns metrics by name, and `priorities` [B].
         """
 
     @abstractmethod
     def q_target(self, batch: TransitionBatch, *args: Any, **inputs: Any) -> Tensor:
-        """What the critics learn to predict [B]; a function of tensors alone."""
+        """The TD targets [B] of the critics. A function of tensors only."""
 
     @abstractmethod
     def actor_losses(self, obs: Observation, *args: Any, **inputs: Any) -> dict[str, Tensor]:
-        """What a step of the actor minimises, named `loss`; a function of tensors alone."""
+        """The `loss` that a step of the actor minimises. A function of tensors only."""
 
     def critic_losses(self, batch: TransitionBatch, **inputs: Tensor) -> dict[str, Tensor]:
-        """The critics' errors; `priorities` [B] are the mean absolute ones over the critics.
+        """The critics' `loss`; `priorities` [B] are absolute TD errors, averaged over the critics.
 
-        `inputs` are what `q_target` takes beside the batch.
+        `inputs` are the arguments of `q_target` after the batch.
         """
         with torch.no_grad():
             q_target = self.q_target(batch, **inputs)
@@ -114,7 +114,7 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
         return {"loss": loss, "q_mean": q_pred.detach().mean(), "priorities": errors}
 
     def critic_metrics(self, critic: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What `gradient_steps` returns of the critics' step."""
+        """The part of the results of `gradient_steps` that comes from the critic update."""
         return {
             "loss/critic": critic["loss"],
             "value/q_mean": critic["q_mean"],
@@ -123,26 +123,26 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
         }
 
     def targets(self) -> list[Target[Any]]:
-        """All target networks, which follow the learned ones."""
+        """All target networks."""
         return [self.critic_target]
 
     def explore(self, progress: Progress) -> ContinuousPolicy:
-        """See `Algorithm.explore`: sets the scheduled noise."""
+        """See `Algorithm.explore`: sets the scheduled standard deviation of the noise."""
         self.policy.noise_std.fill_(value_of(self.config.noise.std, progress.fraction))
         return self.policy
 
     def start_from(self, weights: dict[str, Any]) -> None:
-        """See `Algorithm.start_from`. The targets begin as copies of these weights."""
+        """See `Algorithm.start_from`. The target networks get the same weights."""
         super().start_from(weights)
         self.update_targets(tau=1.0)
 
     def update_targets(self, tau: float) -> None:
-        """Move every target network towards the learned one."""
+        """Polyak update of all target networks."""
         for target in self.targets():
             target.update(tau)
 
     def learning_rates(self, progress: Progress) -> dict[str, float]:
-        """Those that are due, as `gradient_steps` takes them."""
+        """The scheduled learning rates, as keyword arguments of `gradient_steps`."""
         actor, critic = self.config.learning_rate, self.config.critic_learning_rate
         return {
             "actor_rate": value_of(actor, progress.fraction),
@@ -150,11 +150,11 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
         }
 
     def result(self, found: dict[str, Tensor], rates: dict[str, float]) -> UpdateResult:
-        """What `update` returns, from what `gradient_steps` returned."""
+        """The result of `update`, from the results of `gradient_steps`."""
         priorities = found.pop("priorities")
         return UpdateResult({"train/learning_rate": rates["actor_rate"], **found}, priorities=priorities)
 
     def draw_noise(self, batch: TransitionBatch) -> Tensor:
-        """Standard normal noise [B, A] from the algorithm's own stream."""
+        """Standard normal noise [B, A] from the algorithm's random generator."""
         shape = (batch.reward.shape[0], self.policy.num_actions)
         return torch.from_numpy(normal_noise(self.rng, shape)).to(self.device)

@@ -1,4 +1,4 @@
-"""What PPO, A2C, TRPO and their kin share: an actor-critic policy, and returns that bootstrap correctly."""
+"""The base of PPO, A2C and TRPO: an actor-critic policy, and advantages bootstrapped at truncations."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ AdvantageConfigT = TypeVar("AdvantageConfigT", bound=AdvantageConfig)
 
 
 class AdvantageAlgorithm(Algorithm[AdvantageConfigT], Generic[AdvantageConfigT]):
-    """Base of on-policy algorithms: builds the policy, estimates returns, splits rollouts into minibatches."""
+    """Base class of on-policy algorithms: builds the policy, estimates advantages, splits rollouts into minibatches."""
 
     policy: ActorCriticPolicy
 
@@ -59,10 +59,10 @@ class AdvantageAlgorithm(Algorithm[AdvantageConfigT], Generic[AdvantageConfigT])
         super().__init__(config, spec, device, rng)
         with seeded_weights(rng):
             self.policy = ActorCriticPolicy(spec, config.network, config.box_actions).to(device)
-        self.policy.eval()  # training mode lasts only as long as a gradient step
+        self.policy.eval()  # training mode is used only during gradient steps
 
     def estimate_returns(self, rollout: RolloutBuffer) -> None:
-        """Advantages and returns of a rollout, bootstrapped at its end and at every truncated episode."""
+        """Compute advantages and returns of a rollout, bootstrapped at its end and at every truncated episode."""
         assert rollout.last_obs is not None
         final_obs = rollout.stacked_final_obs()
         rollout.compute_returns_and_advantages(
@@ -76,9 +76,9 @@ class AdvantageAlgorithm(Algorithm[AdvantageConfigT], Generic[AdvantageConfigT])
         return self.policy.value(map_observation(lambda x: torch.from_numpy(x).to(self.device), obs)).cpu()
 
     def minibatches(self, data: RolloutBatch, size: int) -> Iterator[RolloutBatch]:
-        """A fresh random split into parts of about `size` rows, none much smaller than the others."""
+        """Shuffle a rollout and split it into minibatches of about `size` rows, all of nearly equal size."""
         order = torch.from_numpy(self.rng.permutation(data.num_rows))
-        shuffled = data.rows(order.to(self.device))  # once: each part is then a view
+        shuffled = data.rows(order.to(self.device))  # shuffled once, so that each minibatch is a view
         for part in order.tensor_split(max(1, round(data.num_rows / size))):
             start = part.storage_offset()
             yield shuffled.rows(slice(start, start + len(part)))
@@ -87,7 +87,7 @@ class AdvantageAlgorithm(Algorithm[AdvantageConfigT], Generic[AdvantageConfigT])
 @documented
 @dataclass
 class ActorCriticConfig(AdvantageConfig):
-    """Settings shared by algorithms whose actor and critic learn from one loss."""
+    """Settings shared by algorithms that train actor and critic with one loss."""
 
     ent_coef: float = setting(
         0.0, "Weight of the entropy bonus.", ge=0, search=choices(0.0, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1)
@@ -99,7 +99,7 @@ ActorCriticConfigT = TypeVar("ActorCriticConfigT", bound=ActorCriticConfig)
 
 
 class ActorCriticAlgorithm(AdvantageAlgorithm[ActorCriticConfigT], Generic[ActorCriticConfigT]):
-    """Base of algorithms whose actor and critic have one optimizer and one loss."""
+    """Base class of algorithms that train actor and critic with one optimizer and one loss."""
 
     def __init__(
         self, config: ActorCriticConfigT, spec: EnvSpec, device: torch.device, rng: np.random.Generator
@@ -110,4 +110,4 @@ class ActorCriticAlgorithm(AdvantageAlgorithm[ActorCriticConfigT], Generic[Actor
 
     @abstractmethod
     def losses(self, *inputs: Any) -> dict[str, Tensor]:
-        """What a gradient step makes smaller, named `loss`, and its parts; a function of tensors alone."""
+        """The `loss` that a gradient step minimises, and its parts. A function of tensors only."""

@@ -1,4 +1,4 @@
-"""What DQN and its kin share: a Q-network, a target network that follows it, and one gradient step per batch."""
+"""The base of the DQN family: a Q-network, its target network, and one gradient step per batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _adam() -> OptimizerConfig:
 @documented
 @dataclass
 class QLearningConfig(OffPolicyConfig):
-    """Settings shared by all algorithms that learn action values of discrete actions."""
+    """Settings shared by the DQN family: Q-learning with discrete actions."""
 
     batch_size: int = setting(32, "Transitions per gradient step.", ge=1, search=choices(32, 64, 128, 256))
     num_steps: int = setting(
@@ -69,7 +69,7 @@ class QLearningConfig(OffPolicyConfig):
 
 
 class RowLosses(NamedTuple):
-    """What each row [B] of a batch costs, how soon to see it again, and the value of its action."""
+    """The loss, the replay priority and the predicted Q-value of each transition, all [B]."""
 
     loss: Tensor
     priority: Tensor
@@ -80,7 +80,7 @@ QConfigT = TypeVar("QConfigT", bound=QLearningConfig)
 
 
 class QLearningAlgorithm(Algorithm[QConfigT], Generic[QConfigT, NetworkT]):
-    """Base of the family. An algorithm says which network it has and what a transition costs."""
+    """Base class of the DQN family. A subclass defines the network and the loss per transition."""
 
     policy: QPolicy[NetworkT]
 
@@ -94,41 +94,41 @@ class QLearningAlgorithm(Algorithm[QConfigT], Generic[QConfigT, NetworkT]):
 
     @abstractmethod
     def make_network(self) -> NetworkT:
-        """The network that the settings ask for."""
+        """Build the Q-network from the settings."""
 
     @abstractmethod
     def losses(self, batch: TransitionBatch, *draws: Tensor) -> RowLosses:
-        """The loss of each transition, with gradients of the online network; a function of tensors alone."""
+        """The loss of each transition, with gradients of the online network. A function of tensors only."""
 
     def draws(self, batch: TransitionBatch) -> tuple[Tensor, ...]:
-        """Random numbers that `losses` needs beside the batch, from the algorithm's own stream."""
+        """Random numbers that `losses` takes in addition to the batch, from the algorithm's random generator."""
         return ()
 
     def _weighted(self, batch: TransitionBatch, *draws: Tensor) -> dict[str, Tensor]:
-        """The weighted mean of the rows' losses, and what is reported beside it."""
+        """The weighted mean of the transitions' losses, the priorities, and the mean Q-value."""
         rows = self.losses(batch, *draws)
         loss = (batch.weight * rows.loss).mean()
         return {"loss": loss, "priorities": rows.priority, "q_mean": rows.q_pred.detach().mean()}
 
     def explore(self, progress: Progress) -> QPolicy[NetworkT]:
-        """The policy with the epsilon that is due."""
+        """See `Algorithm.explore`: sets the scheduled epsilon."""
         self.policy.epsilon.fill_(value_of(self.config.epsilon, progress.fraction))
         return self.policy
 
     def start_from(self, weights: dict[str, Any]) -> None:
-        """See `Algorithm.start_from`; the target network starts from them as well."""
+        """See `Algorithm.start_from`. The target network gets the same weights."""
         super().start_from(weights)
         self.target.update(tau=1.0)
 
     def next_action(self, next_obs: Observation, next_outputs: Tensor) -> Tensor:
-        """Greedy actions [B]: the online network's if `double`, else by the target network's outputs [B, A, K]."""
+        """Greedy actions [B]: of the online network if `double`, else of the target network's outputs [B, A, K]."""
         network = self.policy.network
         if self.config.double:
             return network.q_values(next_obs).argmax(dim=1)
         return network.masked_values(network.expected(next_outputs), next_obs).argmax(dim=1)
 
     def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
-        """One gradient step on the weighted mean of the rows' losses, and the target network's if it is due."""
+        """One gradient step on the weighted mean loss; updates the target network every `target_update_every` steps."""
         config, networks = self.config, (self.policy.network, self.target.module)
         learning_rate = value_of(config.learning_rate, progress.fraction)
         if config.noisy:

@@ -1,1 +1,1 @@
-"""Policies with a memory: recurrent networks over sequences in which episodes begin and end."""
+"""Recurrent policies: LSTM and GRU networks on sequences that may contain episode boundaries."""

@@ -1,6 +1,6 @@
-"""Recurrent networks whose state is one tensor, and which forget at the beginning of every episode.
+"""Recurrent networks whose state is one tensor, and which reset it at the start of every episode.
 
-Dimensions: T time, B sequences, F inputs, H outputs (the size of the memory), S numbers of state.
+Dimensions: T time, B sequences, F inputs, H outputs (the hidden size), S state size.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class MemoryConfig:
 
 
 class Memory(nn.Module):
-    """An LSTM (Hochreiter & Schmidhuber 1997) or a GRU (Cho et al. 2014) with resets inside sequences.
+    """An LSTM (Hochreiter & Schmidhuber 1997) or a GRU (Cho et al. 2014) with state resets inside sequences.
 
-    The state [B, S] before a step is multiplied by 1 - start, so an episode begins with zeros. It is the hidden state
-    of a GRU, and hidden and cell state side by side of an LSTM.
+    The state [B, S] before a step is multiplied by 1 - start, so an episode begins with zeros. For a GRU it is the
+    hidden state, for an LSTM the concatenated hidden and cell states.
 
     Example:
         >>> memory = Memory(num_inputs=2, config=MemoryConfig(kind="gru", size=3))
@@ -50,12 +50,12 @@ class Memory(nn.Module):
                 nn.init.orthogonal_(parameter) if name.startswith("weight") else nn.init.zeros_(parameter)
 
     def step(self, inputs: Tensor, state: Tensor, start: Tensor) -> Tensor:
-        """The state [B, S] after one step with inputs [B, F]; `start` [B] marks first steps of episodes."""
+        """The state [B, S] after one step with inputs [B, F]; `start` [B] marks the first steps of episodes."""
         _, after = self.network(inputs.unsqueeze(0), self._split(state * ~start.unsqueeze(-1)))
         return torch.cat(after, dim=-1).squeeze(0) if self.is_lstm else after.squeeze(0)
 
     def output(self, state: Tensor) -> Tensor:
-        """What the memory shows [..., H] in a state [..., S]."""
+        """The output [..., H] of a state [..., S]: its hidden part."""
         return state[..., : self.size]
 
     def states(self, inputs: Tensor, state: Tensor, starts: Tensor) -> Tensor:
@@ -67,15 +67,15 @@ class Memory(nn.Module):
         return torch.stack(found)
 
     def forward(self, inputs: Tensor, state: Tensor, starts: Tensor) -> Tensor:
-        """The outputs [T, B, H] of sequences [T, B, F] from states [B, S] on; `starts` [T, B] marks episode starts.
+        """Outputs [T, B, H] of sequences [T, B, F] with initial states [B, S]; `starts` [T, B] marks episode starts.
 
-        The same as `output` of `states`, but in a single call of torch's network, which is several times faster: what
-        follows an episode start is cut off and laid beside the others as a sequence of its own.
+        Equals `output` of `states`, but with a single call of torch's network, which is several times faster: sequences
+        are split at episode starts, and the pieces are stacked as a batch of separate sequences.
         """
         num_steps, num_sequences = starts.shape
         cuts = starts.clone()
         cuts[0] = True
-        cuts = cuts.T.reshape(-1)  # sequence after sequence
+        cuts = cuts.T.reshape(-1)  # sequence-major
         piece = cuts.cumsum(0) - 1
         first = cuts.nonzero().squeeze(-1)
         place = torch.arange(len(cuts), device=cuts.device) - first[piece]
@@ -89,7 +89,7 @@ class Memory(nn.Module):
         return found
 
     def _split(self, state: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """A state [B, S] in the form that torch's network takes."""
+        """A state [B, S] in the form that `nn.LSTM` or `nn.GRU` takes."""
         if not self.is_lstm:
             return state.unsqueeze(0)
         hidden, cell = state.unsqueeze(0).split(self.size, dim=-1)

@@ -1,4 +1,4 @@
-"""An actor-critic policy that remembers: encoder, memory, hidden layers, head."""
+"""A recurrent actor-critic policy: encoder, recurrent network (memory), hidden layers, head."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from rl_training.policies.networks import ActorCriticNetworkConfig, make_mlp, or
 
 
 class Sequences(NamedTuple):
-    """Where the rows of a batch [M] stand in sequences [T, B], and the policy's state at their beginning.
+    """The positions of the rows of a batch [M] in sequences [T, B], and the recurrent states at their beginning.
 
-    Rows come in the order in which `there` marks them, time-major.
+    Rows are in the time-major order of the true entries of `there`.
     """
 
     there: Tensor
-    """Places [T, B] that hold a row. The others are padding, or rows in which an environment only reset itself."""
+    """Positions [T, B] that hold a row. The others are padding, or steps in which an environment was only reset."""
     starts: Tensor
-    """Places [T, B] at which an episode begins."""
+    """Positions [T, B] at which an episode begins."""
     state: Tensor
     """States [B, S] before the first step."""
 
 
 class MemoryTrunk(nn.Module):
-    """An encoder and the memory behind it."""
+    """An encoder followed by a memory."""
 
     def __init__(self, spec: EnvSpec, network: ActorCriticNetworkConfig, memory: MemoryConfig) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class MemoryTrunk(nn.Module):
         return self.memory.states(features.unflatten(0, starts.shape), state, starts)
 
     def forward(self, obs: Observation, sequences: Sequences, state: Tensor) -> Tensor:
-        """What is remembered at each row, [M, H]."""
+        """The memory's output for each row, [M, H]."""
         features = self.encoder(obs)
         inputs = features.new_zeros(*sequences.there.shape, features.shape[-1])
         inputs[sequences.there] = features
@@ -63,9 +63,9 @@ class MemoryTrunk(nn.Module):
 
 
 class RecurrentActorCriticPolicy(nn.Module):
-    """A stochastic actor and a critic behind memories of their own, or behind one that they share.
+    """A stochastic actor and a critic, with separate memories or a shared one.
 
-    The state [B, S] is the actor's memory, then the critic's if it has one.
+    The state [B, S] is the state of the actor's memory, followed by that of the critic's if it has its own.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class RecurrentActorCriticPolicy(nn.Module):
         return *self._answers(obs, remembered), torch.cat(parts, dim=-1)
 
     def mode(self, obs: Observation, state: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-        """The likeliest actions, flat, and the next state [B, S]."""
+        """Deterministic actions, flat, and the next state [B, S]."""
         distribution, _, after = self(obs, state, start)
         return distribution.mode(), after
 
@@ -116,7 +116,7 @@ class RecurrentActorCriticPolicy(nn.Module):
     def evaluate_actions(
         self, obs: Observation, actions: Tensor, sequences: Sequences
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities, entropies and values [M] of actions taken earlier, with gradients through time."""
+        """Log-probabilities, entropies and values [M] of actions taken earlier, with backpropagation through time."""
         remembered = [trunk(obs, sequences, part) for trunk, part in self._with_parts(sequences.state)]
         distribution, values = self._answers(obs, remembered)
         return distribution.log_prob(self.head.flatten(actions)), distribution.entropy(), values
@@ -132,7 +132,7 @@ class RecurrentActorCriticPolicy(nn.Module):
         episode_start: Tensor | None = None,
         rng: np.random.Generator | None = None,
     ) -> ActOutput:
-        """See `Policy.act`. A state of None is an empty memory; `episode_start` empties it row by row."""
+        """See `Policy.act`. A state of None means zeros; `episode_start` resets the state per row."""
         if action_mask is not None:
             obs = put_mask(obs, action_mask, self.masked)
         before, start = self._checked(obs, state, episode_start)
@@ -147,23 +147,23 @@ class RecurrentActorCriticPolicy(nn.Module):
 
     @torch.no_grad()
     def value(self, obs: Observation, state: Any = None, episode_start: Tensor | None = None) -> Tensor:
-        """See `Policy.value`. Without a state, the values of first observations of episodes."""
+        """See `Policy.value`. Without a state, observations are treated as the first of their episodes."""
         values: Tensor = self(obs, *self._checked(obs, state, episode_start))[1]
         return values
 
     def no_memory(self, num_rows: int) -> Tensor:
-        """The state [B, S] at the beginning of episodes."""
+        """The initial state [B, S] of episodes: zeros."""
         return torch.zeros(num_rows, self.state_size, device=self.value_head.weight.device)
 
     def _answers(self, obs: Observation, remembered: list[Tensor]) -> tuple[Distribution, Tensor]:
-        """Distribution and values from what actor and critic remember (the same if there is only one)."""
+        """Distribution and values from the memory outputs of actor and critic (one output if they share a memory)."""
         features = self.actor(remembered[0])
         critic_features = features if self.shared_layers else self.critic(remembered[-1])
         mask = mask_of(obs) if self.masked else None
         return self.head(features, mask), self.value_head(critic_features).squeeze(-1)
 
     def _checked(self, obs: Observation, state: Any, start: Tensor | None) -> tuple[Tensor, Tensor]:
-        """State and episode starts on the policy's device, with what was left out filled in."""
+        """State and episode starts on the policy's device, with defaults for None."""
         num_rows = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
         empty = self.no_memory(num_rows)
         found = empty if state is None else torch.as_tensor(state).to(empty)
