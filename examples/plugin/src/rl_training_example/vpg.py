@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gymnasium import spaces
 from torch import Tensor
 
-from rl_training.algorithms.actor_critic import ActorCriticAlgorithm, ActorCriticConfig
+from rl_training.algorithms.bases.on_policy_actor_critic import ActorCriticAlgorithm, ActorCriticConfig
 from rl_training.contracts.batches import Progress, RolloutBatch, UpdateResult
 from rl_training.contracts.schedule import value_of
 from rl_training.contracts.settings import documented, setting
