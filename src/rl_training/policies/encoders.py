@@ -133,7 +133,7 @@ class FlatEncoder(Encoder):
             return rows.float()
         places = rows.long() + self.offsets
         # not F.one_hot, which reads the values and so cannot be recorded
-        return torch.zeros(len(rows), self.num_features, device=rows.device).scatter_(1, places, 1.0)
+        return torch.zeros(rows.shape[0], self.num_features, device=rows.device).scatter_(1, places, 1.0)
 
     def encode_arrays(self, obs: ArrayObservation) -> AnyArray | None:
         """`forward` for numpy arrays; None if the observation is not an array."""

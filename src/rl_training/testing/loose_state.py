@@ -8,6 +8,7 @@ it in `transient`, or it is one of the few exemptions below, each with its reaso
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -77,7 +78,9 @@ def is_ours(value: Any, roots: Collection[str]) -> bool:
 
 def children(value: Any) -> Iterator[tuple[str, Any]]:
     """The objects that an attribute refers to: itself, the items of a container, the owner of a method."""
-    if isinstance(value, types.MethodType):
+    if isinstance(value, functools.partial):
+        yield from children(value.func)
+    elif isinstance(value, types.MethodType):
         yield ".__self__", value.__self__
     elif isinstance(value, Mapping):
         for key, item in value.items():
