@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for editors and type checkers
     from rl_training.experiment.logging.base import register_logger as register_logger
     from rl_training.policies.encoders import register_encoder as register_encoder
     from rl_training.policies.networks import register_network as register_network
-    from rl_training.policies.parameters import register_optimizer as register_optimizer
+    from rl_training.policies.optimizers import register_optimizer as register_optimizer
     from rl_training.runtime.callbacks import Callback as Callback
     from rl_training.runtime.callbacks import RunView as RunView
     from rl_training.runtime.trainer import TrainResult as TrainResult
@@ -57,7 +57,7 @@ _HOMES = {
     "register_encoder": "policies.encoders",
     "register_logger": "experiment.logging.base",
     "register_network": "policies.networks",
-    "register_optimizer": "policies.parameters",
+    "register_optimizer": "policies.optimizers",
     "register_sampler": "data.samplers",
     "Constant": "contracts.schedule",
     "Cosine": "contracts.schedule",

@@ -18,7 +18,8 @@ from rl_training.accelerate.native.memory import Access, by_all, by_first, by_sh
 from rl_training.accelerate.native.program import Program
 from rl_training.accelerate.numpy_kernels import SmallArithmetic
 from rl_training.accelerate.recording import Accelerated
-from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
+from rl_training.policies.optimizers import OptimizerConfig
+from rl_training.policies.parameters import GradientStep, ParameterStore
 from tests.accelerate.native_harness import HAS_COMPILER, compile_now, settle
 from tests.accelerate.test_recording import draw, losses_of, network, warm
 

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rl_training.accelerate.native import compiler, convolutions, layers
 from rl_training.accelerate.native.convolutions import ConvolutionStack, Order, Shape
 from rl_training.policies.encoders import DrQCNN, NatureCNN
-from rl_training.policies.parameters import OptimizerConfig, ParameterStore
+from rl_training.policies.optimizers import OptimizerConfig
+from rl_training.policies.parameters import ParameterStore
 from tests.accelerate.native_harness import HAS_COMPILER
 from tests.accelerate.test_native_layers import ready, threads  # noqa: F401 - fixtures
 from tests.accelerate.test_recording import draw

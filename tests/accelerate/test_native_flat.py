@@ -9,7 +9,8 @@ from rl_training.accelerate.native.flat import Owners
 from rl_training.accelerate.native.libraries import blas
 from rl_training.accelerate.native.memory import Access, Statement, by_all, by_first, by_share
 from rl_training.accelerate.recording import Accelerated
-from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
+from rl_training.policies.optimizers import OptimizerConfig
+from rl_training.policies.parameters import GradientStep, ParameterStore
 from tests.accelerate.native_harness import HAS_COMPILER, settle
 from tests.accelerate.test_native import compare, threads  # noqa: F401 - a fixture
 from tests.accelerate.test_recording import draw

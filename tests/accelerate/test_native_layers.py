@@ -10,7 +10,8 @@ from torch import nn
 from rl_training.accelerate.native import compiler, convolutions, layers
 from rl_training.accelerate.recording import SEEN_BEFORE
 from rl_training.policies.encoders import NatureCNN
-from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
+from rl_training.policies.optimizers import OptimizerConfig
+from rl_training.policies.parameters import GradientStep, ParameterStore
 from tests.accelerate.native_harness import HAS_COMPILER
 from tests.accelerate.test_recording import draw
 

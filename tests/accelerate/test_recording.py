@@ -16,7 +16,8 @@ from rl_training.accelerate.kernels import lay_out
 from rl_training.accelerate.numpy_kernels import SmallArithmetic
 from rl_training.accelerate.recording import MAX_RECORDINGS, SEEN_BEFORE, Accelerated
 from rl_training.policies.activations import ACTIVATIONS
-from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
+from rl_training.policies.optimizers import OptimizerConfig
+from rl_training.policies.parameters import GradientStep, ParameterStore
 
 ROWS = 7
 

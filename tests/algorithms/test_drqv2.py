@@ -17,7 +17,7 @@ from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.schedule import Linear
 from rl_training.contracts.spec import EnvSpec
 from rl_training.policies.exploration import NoiseConfig
-from rl_training.policies.parameters import OptimizerConfig
+from rl_training.policies.optimizers import OptimizerConfig
 from rl_training.policies.pixels import PixelNetworkConfig
 from tests.envs.pixel_tasks import DOT, Dot
 from tests.small import small_settings

@@ -20,7 +20,7 @@ from rl_training.contracts.spec import EnvSpec
 from rl_training.experiment.schema import build, to_plain
 from rl_training.policies.actors import OffPolicyNetworkConfig
 from rl_training.policies.exploration import NoiseConfig
-from rl_training.policies.parameters import OptimizerConfig
+from rl_training.policies.optimizers import OptimizerConfig
 
 B, OBS, A = 12, 3, 2
 SPEC = EnvSpec(spaces.Box(-1, 1, (OBS,)), spaces.Box(-1, 1, (A,)))

@@ -14,7 +14,7 @@ from rl_training.contracts.batches import Progress, TransitionBatch
 from rl_training.contracts.schedule import Linear
 from rl_training.contracts.spec import EnvSpec, Regime
 from rl_training.policies.noisy import noisy_layers
-from rl_training.policies.parameters import OptimizerConfig
+from rl_training.policies.optimizers import OptimizerConfig
 from rl_training.policies.q_networks import QNetworkConfig
 
 A, B, D = 3, 6, 4

@@ -24,7 +24,7 @@ from rl_training.experiment.config import Layer, TrainConfig, read_config, resol
 from rl_training.experiment.presets import find_preset, resolve_with_preset
 from rl_training.experiment.schema import default_of, is_section, to_plain
 from rl_training.experiment.yaml_io import parse_yaml
-from rl_training.policies.parameters import OptimizerConfig
+from rl_training.policies.optimizers import OptimizerConfig
 
 
 def write(path: Path, text: str) -> Path:

@@ -17,7 +17,8 @@ from rl_training.contracts.plugins import ENCODERS, NETWORKS, OPTIMIZERS
 from rl_training.contracts.random import random_stream
 from rl_training.policies.encoders import Encoder, make_encoder
 from rl_training.policies.networks import OwnNetwork, orthogonal_
-from rl_training.policies.parameters import OptimizerConfig, ParameterStore, check_optimizer
+from rl_training.policies.optimizers import OptimizerConfig, check_optimizer
+from rl_training.policies.parameters import ParameterStore
 from rl_training.testing.small import small_settings
 
 

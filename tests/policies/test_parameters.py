@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from rl_training.contracts.errors import CheckpointError
-from rl_training.policies.parameters import OptimizerConfig, ParameterStore
+from rl_training.policies.optimizers import OptimizerConfig
+from rl_training.policies.parameters import ParameterStore
 
 OPTIMIZERS = {
     "adam": (

@@ -9,7 +9,8 @@ from torch import nn
 
 from rl_training.contracts.state import Stateful
 from rl_training.policies.noisy import NoisyLinear, noisy_layers, reset_noise
-from rl_training.policies.parameters import OptimizerConfig, ParameterStore
+from rl_training.policies.optimizers import OptimizerConfig
+from rl_training.policies.parameters import ParameterStore
 from rl_training.policies.targets import Target
 
 

@@ -14,7 +14,7 @@ from rl_training.contracts.settings import choices, documented, log_uniform, set
 from rl_training.contracts.spec import AlgorithmSpec, Regime
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.functional.policies import explained_variance, normalize, value_loss
-from rl_training.policies.parameters import OptimizerConfig
+from rl_training.policies.optimizers import OptimizerConfig
 
 
 def _rmsprop() -> OptimizerConfig:

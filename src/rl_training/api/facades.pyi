@@ -28,7 +28,7 @@ from rl_training.experiment.logging.base import LoggerConfig
 from rl_training.policies.actors import OffPolicyNetworkConfig
 from rl_training.policies.exploration import NoiseConfig
 from rl_training.policies.networks import ActorCriticNetworkConfig
-from rl_training.policies.parameters import OptimizerConfig
+from rl_training.policies.optimizers import OptimizerConfig
 from rl_training.policies.pixels import PixelNetworkConfig
 from rl_training.policies.q_networks import QNetworkConfig
 

@@ -14,7 +14,7 @@ class NetworkChanges:
 
     Example: freezing the first layer.
         >>> from torch import nn
-        >>> from rl_training.policies.parameters import OptimizerConfig
+        >>> from rl_training.policies.optimizers import OptimizerConfig
         >>> class Owner:
         ...     def __init__(self):
         ...         self.network = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))

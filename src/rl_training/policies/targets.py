@@ -21,7 +21,7 @@ class Target(Stateful, Generic[ModuleT]):
     The store may hold other modules too; the parameters of this one must be contiguous in it.
 
     Example:
-        >>> from rl_training.policies.parameters import OptimizerConfig
+        >>> from rl_training.policies.optimizers import OptimizerConfig
         >>> online = nn.Linear(2, 1)
         >>> target = Target(online, ParameterStore(online, OptimizerConfig()))
         >>> target.update(tau=0.005)  # target <- 0.005 * online + 0.995 * target

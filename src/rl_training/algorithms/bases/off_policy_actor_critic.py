@@ -22,7 +22,8 @@ from rl_training.policies.distributions import normal_noise
 from rl_training.policies.ensemble import EnsembleCritic
 from rl_training.policies.exploration import NoiseConfig
 from rl_training.policies.networks import seeded_weights
-from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
+from rl_training.policies.optimizers import OptimizerConfig
+from rl_training.policies.parameters import GradientStep, ParameterStore
 from rl_training.policies.targets import Target
 
 

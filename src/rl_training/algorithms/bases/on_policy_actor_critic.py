@@ -20,7 +20,8 @@ from rl_training.contracts.spec import BoxActions, EnvSpec, OnPolicyConfig
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.policies.actor_critic import ActorCriticPolicy
 from rl_training.policies.networks import ActorCriticNetworkConfig, seeded_weights
-from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
+from rl_training.policies.optimizers import OptimizerConfig
+from rl_training.policies.parameters import GradientStep, ParameterStore
 
 
 @documented

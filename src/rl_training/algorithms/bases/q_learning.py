@@ -17,7 +17,8 @@ from rl_training.contracts.settings import choices, documented, integers, log_un
 from rl_training.contracts.spec import EnvSpec, OffPolicyConfig
 from rl_training.policies.networks import seeded_weights
 from rl_training.policies.noisy import remove_noise, reset_noise
-from rl_training.policies.parameters import GradientStep, OptimizerConfig, ParameterStore
+from rl_training.policies.optimizers import OptimizerConfig
+from rl_training.policies.parameters import GradientStep, ParameterStore
 from rl_training.policies.q_networks import NetworkT, QNetworkConfig, QPolicy
 from rl_training.policies.targets import Target
 
