@@ -133,7 +133,7 @@ def test_a_stack_has_torchs_bits(images, kind, threads):  # noqa: F811
 
 
 def test_bytes_are_read_as_they_are(monkeypatch):
-    monkeypatch.setattr(layers, "scaled", None)
+    monkeypatch.setattr(layers, "scale_images", None)
     net = stack()
     for x in (bytes_of(2, 4, 84, 84), bytes_of(2, 4, 84, 84).contiguous(memory_format=torch.channels_last)):
         with torch.no_grad():
