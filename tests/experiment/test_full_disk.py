@@ -194,13 +194,10 @@ def test_a_run_whose_end_cannot_be_recorded_is_not_lost(tmp_path: Path, monkeypa
 
 
 def test_a_film_that_cannot_be_written_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl_training.experiment import build
-
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(build, "recording_env", full)
-    monkeypatch.setattr("rl_training.deploy.video.require_video", lambda: None)
+    monkeypatch.setattr("rl_training.api.session.recorder", full)
     monkeypatch.setattr("rl_training.api.session.require_video", lambda: None)
     agent = PPO("CartPole-v1", num_envs=2, eval_every=0, video_every=32, tensorboard=False, num_steps=16)
     with warnings.catch_warnings(record=True) as said:

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from rl_training import TrainConfig, load, resume, train
+from rl_training.api import session
 from rl_training.cli import main
 from rl_training.contracts.errors import CheckpointError, ConfigError
 from rl_training.contracts.text import printable
-from rl_training.experiment import metadata, session
+from rl_training.experiment import metadata
 from rl_training.experiment.checkpointing import checkpoints_of
 from rl_training.experiment.config import Layer, resolve
 from rl_training.experiment.files import open_file, refuse_links

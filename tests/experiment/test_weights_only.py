@@ -73,7 +73,7 @@ def test_it_holds_no_training_state_and_tells_nothing_of_the_machine(tmp_path: P
     assert (config["output_dir"], config["device"], config["num_threads"]) == ("runs", "auto", None)
     assert config["algorithm"]["prior_replay"] is None
     metadata = json.loads((path / "metadata.json").read_text())
-    assert metadata.keys() == {"created", "versions", "seed", "environment", "env_steps", "resume_grade"}
+    assert metadata.keys() == {"created", "versions", "seed", "environment", "env_steps", "plugins", "resume_grade"}
     agent.close()
     with_prior.close()
 

@@ -102,7 +102,7 @@ OF_TORCH = {"softplus", "softplus_backward"}
 @pytest.mark.parametrize("algo", COMPILED)
 def test_calls_of_a_compiled_update(algo):
     with steady(algo) as trainer:
-        update = getattr(trainer.algorithm, "_quick_learn", None) or trainer.algorithm.step._recorded
+        update = getattr(trainer.algorithm, "gradient_steps", None) or trainer.algorithm.step._step
         recording = next(iter(update._recordings.values()))
         num_recorded = len(recording.kernels)
         compile_now(recording.takeover)

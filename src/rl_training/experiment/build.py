@@ -19,7 +19,7 @@ from rl_training.accelerate import report, using
 from rl_training.algorithms.registry import check_action_space, get_spec
 from rl_training.contracts.algorithm import Algorithm, Policy
 from rl_training.contracts.environment import Environments
-from rl_training.contracts.errors import ConfigError, EnvError
+from rl_training.contracts.errors import CheckpointError, ConfigError, EnvError
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.contracts.spec import ACTION_MASK, EnvSpec, FrameStack, OffPolicyConfig, OnPolicyConfig, Regime
 from rl_training.contracts.state import same_state
@@ -87,7 +87,7 @@ class Experiment:
         if self._evaluator is None:
             env = AutoresetAdapter(self._make_eval_env())
             saved, self.eval_state = self.eval_state, None
-            if saved is not None and len(saved["resetting"]) == env.num_envs and self.eval_env is None:
+            if saved is not None and self.eval_env is None and self._fits_eval_env(saved, env):
                 self.eval_state = saved  # a resumed run keeps the state of its first start
             else:
                 self._take_eval_state(env)
@@ -97,6 +97,19 @@ class Experiment:
                 self._evaluator.remake = lambda: AutoresetAdapter(self._make_eval_env())
                 self.eval_obstacle = None
         return self._evaluator
+
+    def _fits_eval_env(self, saved: Any, env: AutoresetAdapter) -> bool:
+        """Whether a saved state is of as many environments; one that they cannot restore is an error."""
+        try:
+            if len(saved["resetting"]) != env.num_envs:
+                return False
+            env.restore_snapshot(saved)
+        except Exception as error:
+            raise CheckpointError(
+                f"{self.trainer.restored_from}: the saved state of the evaluation environments does not fit: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        return True
 
     def _take_eval_state(self, env: AutoresetAdapter) -> None:
         env.reset(seed=0)  # before the first reset, some have no state or a random one

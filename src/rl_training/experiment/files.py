@@ -176,7 +176,11 @@ def leftovers(directory: Path) -> dict[Path, list[Path]]:
     one that is being replaced is renamed to `.name.<pid>.old`. Those of other running processes are left out.
     """
     found: dict[Path, list[Path]] = {}
-    for path in directory.glob(".*"):
+    try:
+        hidden = [path for path in directory.iterdir() if path.name.startswith(".")]
+    except (OSError, ValueError):  # no such directory, or no such name
+        return found
+    for path in hidden:
         match = _LEFTOVER.fullmatch(path.name)
         pid = 0 if match is None else int(match["pid"])
         if match is not None and (pid == os.getpid() or not is_alive(pid)) and not path.is_symlink():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import uuid
@@ -86,8 +87,10 @@ class RunDirectory:
         """Refuse a directory that is not a run, has parts elsewhere, or needs plug-ins that are not installed."""
         if not os.path.isfile(self.path / CONFIG):
             raise CheckpointError(f"{self.path} is not a run directory: it has no {CONFIG}")
-        if os.path.isfile(self.path / METADATA):
-            require_plugins(self.metadata(), str(self.path))
+        metadata: dict[str, Any] = {}
+        with contextlib.suppress(CheckpointError):  # missing or damaged: reported where it is needed
+            metadata = self.metadata()
+        require_plugins(metadata, str(self.path))
         refuse_links(self._places(), within=self.path)
 
     def recover(self) -> None:
