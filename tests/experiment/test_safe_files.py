@@ -458,6 +458,19 @@ def test_wrong_types_anywhere_in_the_state(checkpoint: Path, scene: Scene) -> No
     assert not [path for path in accepted if path and path[-1] in strict]
 
 
+def test_acting_reads_no_state_of_evaluation_environments(checkpoint: Path) -> None:
+    good = json.loads((checkpoint / "state.json").read_text())
+    assert "evaluation" in good
+    plant(checkpoint, "state.json", json.dumps({**good, "evaluation": []}))
+    agent = load(checkpoint, learner_only=True)
+    assert len(agent.evaluate(1).returns) == 1
+    agent.close()
+    broken = load(checkpoint)
+    with pytest.raises(RLTrainingError, match="state of the evaluation environments does not fit"):
+        broken.evaluate(1)
+    broken.close()
+
+
 def other_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     yield torch.zeros((*tensor.shape, 2), dtype=tensor.dtype)
     yield torch.zeros(0, dtype=tensor.dtype)

@@ -105,6 +105,7 @@ class Experiment:
                 return False
             env.restore_snapshot(saved)
         except Exception as error:
+            env.close()
             raise CheckpointError(
                 f"{self.trainer.restored_from}: the saved state of the evaluation environments does not fit: "
                 f"{type(error).__name__}: {error}"

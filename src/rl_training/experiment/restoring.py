@@ -107,7 +107,7 @@ def restore(
             state = {**state, **replay, "collector": {**state["collector"], "in_flight": None}}
         experiment.trainer.load_state_dict(state)
         _check_observation(experiment.trainer.collector.obs, experiment)
-    experiment.eval_state = eval_state if in_flight else None
+    experiment.eval_state = eval_state if in_flight and not learner_only else None
     experiment.trainer.restored_from = str(checkpoint.path)
 
 
