@@ -267,7 +267,9 @@ def test_replay_that_does_not_fit(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=message):
             cartpole.load_replay(tmp_path / name)
     one = make("DQN", num_envs=1)
-    with pytest.raises(CheckpointError, match=r"cartpole: is no replay .*: it is of 2 environments, here are 1"):
+    with pytest.raises(
+        CheckpointError, match=r"cartpole: is no replay .*: it was saved with 2 environments, this run has 1"
+    ):
         one.load_replay(tmp_path / "cartpole")
     after = rows_of(cartpole)
     assert all(np.array_equal(before[name], after[name]) for name in before), "what it had is still there"
@@ -370,7 +372,7 @@ def test_a_checkpoint_for_another_number_of_environments(tmp_path: Path) -> None
     agent.save(tmp_path / "agent")
     agent.close()
     other = gym.make("CartPole-v1")
-    with pytest.warns(UserWarning, match="the replay starts empty: it is of 2 environments, here are 1"):
+    with pytest.warns(UserWarning, match="the replay starts empty: it was saved with 2 environments, this run has 1"):
         again = load(tmp_path / "agent", env=other)
     assert buffer_of(again).num_transitions == 0
     again.learn(40, progress=False)

@@ -587,7 +587,7 @@ def test_the_newest_rows_that_fit():
 
 
 def test_another_number_of_environments():
-    with pytest.raises(OtherNumberOfEnvsError, match="it is of 2 environments, here are 1"):
+    with pytest.raises(OtherNumberOfEnvsError, match="it was saved with 2 environments, this run has 1"):
         ReplayBuffer(SPEC, 10).load_state_dict(recorded("..", "..").state_dict())
 
 

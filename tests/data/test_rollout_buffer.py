@@ -200,7 +200,7 @@ class TestAdd:
     def test_overflow(self):
         buffer = make_buffer(num_steps=1)
         buffer.add(make_step())
-        with pytest.raises(IndexError, match="the rollout is full: it has 1 steps"):
+        with pytest.raises(IndexError, match="the rollout buffer is full: it has 1 steps"):
             buffer.add(make_step())
 
     def test_reset_begins_anew(self):

@@ -121,9 +121,9 @@ def test_state_round_trip():
     [
         (np.ones(4), "expected 3 priorities, got float64 of shape"),
         (np.ones(3, np.float32), "expected 3 priorities, got float32"),
-        (np.array([1.0, -1.0, 1.0]), "negative or not finite"),
-        (np.array([1.0, np.nan, 1.0]), "negative or not finite"),
-        (np.array([1.0, np.inf, 1.0]), "negative or not finite"),
+        (np.array([1.0, -1.0, 1.0]), "finite and not negative"),
+        (np.array([1.0, np.nan, 1.0]), "finite and not negative"),
+        (np.array([1.0, np.inf, 1.0]), "finite and not negative"),
     ],
 )
 def test_damaged_state_is_refused(values, message):

@@ -89,8 +89,8 @@ def test_a_run_with_own_parts_resumes_exactly(tmp_path: Path) -> None:
     ("settings", "expected"),
     [
         ({"sampler": "newset"}, r"sampler: unknown sampler 'newset'\. Did you mean 'newest'\?"),
-        ({"sampler": "newest", "prioritized": True}, "sampler: prioritized is set, which is a sampler itself"),
-        ({"sampler_kwargs": {"count": 1}}, "sampler_kwargs: are for a registered sampler, and none is set"),
+        ({"sampler": "newest", "prioritized": True}, "sampler: cannot be '.*' while prioritized is true"),
+        ({"sampler_kwargs": {"count": 1}}, "sampler_kwargs: need a registered sampler, but sampler is none"),
         (
             {"sampler": "newest", "sampler_kwargs": {"size": 1}},
             "sampler_kwargs: the sampler 'newest' cannot be called with",

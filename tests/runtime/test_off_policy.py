@@ -406,7 +406,7 @@ def test_at_an_episode_boundary_nothing_is_lost():
 def test_another_number_of_environments_starts_with_empty_replay():
     first, second = make_trainer(3), make_trainer(2)
     first.run(60)
-    with pytest.warns(UserWarning, match="the replay starts empty: it is of 3 environments, here are 2"):
+    with pytest.warns(UserWarning, match="the replay starts empty: it was saved with 3 environments, this run has 2"):
         second.load_state_dict(without_flight(first.state_dict()))
     assert not second.sampler.ready
     second.run(100)

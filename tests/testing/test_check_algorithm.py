@@ -109,7 +109,7 @@ def test_a_space_that_is_promised_and_cannot_be_taken_is_named() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"name": "ppo"}, "algorithm 'ppo': rl_training itself has one of that name; choose another"),
+        ({"name": "ppo"}, "algorithm 'ppo': the name is taken by rl_training itself; choose another"),
         ({"title": "PPO"}, "title: 'PPO' is the title of rl_training's own ppo; choose another"),
         ({"name": "My-Algo"}, "name: expected lower-case letters, digits and underscores, got 'My-Algo'"),
         ({"title": "My Algo"}, "title: must be fit for the name of a class, got 'My Algo'"),

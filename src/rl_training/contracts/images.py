@@ -55,7 +55,7 @@ def image_layout(space: spaces.Space[Any]) -> ImageLayout:
     smaller of the first and the last dimension is the channels. An image with two dimensions has one channel.
     """
     if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3, 4):
-        raise SpaceError(f"convolutions need images, a Box with 2, 3 or 4 dimensions; got {space}")
+        raise SpaceError(f"convolutions need images: a Box with 2, 3 or 4 dimensions; got {space}")
     if len(space.shape) == 2:
         height, width = space.shape
         return ImageLayout(1, (height, width), (0, 1, 2))

@@ -136,8 +136,7 @@ class Registry(Generic[T]):
         if len(entries) > 1:
             packages = ", ".join(map(_package, entries))
             raise ConfigError(
-                f"{self.kind} '{name}': several installed packages have one of that name: {packages}. Uninstall all "
-                "but one of them"
+                f"{self.kind} '{name}': provided by several installed packages: {packages}. Uninstall all but one"
             )
         self._loaded[name] = self._load(entries[0])
         return self._loaded[name]
@@ -183,7 +182,7 @@ class Registry(Generic[T]):
 
     def _clash(self, name: str) -> str | None:
         if name in self._builtin or name in self.also:
-            return f"{self.kind} '{name}': rl_training itself has one of that name; choose another"
+            return f"{self.kind} '{name}': the name is taken by rl_training itself; choose another"
         return None
 
     def _load(self, entry: metadata.EntryPoint) -> T:

@@ -31,7 +31,7 @@ class Range:
         if not self.low <= self.high:
             raise ValueError(f"low must be at most high, got {self.low} and {self.high}")
         if self.log and self.low <= 0:
-            raise ValueError(f"low must be above 0 where factors count (log), got {self.low}")
+            raise ValueError(f"low must be above 0 on a logarithmic scale (log), got {self.low}")
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Stateful:
 def check_keys(owner: str, expected: Any, found: Any) -> None:
     """Refuse a state whose keys are not exactly the expected ones."""
     if not isinstance(found, Mapping):
-        raise CheckpointError(f"the saved state does not fit {owner}: it is no mapping but {found!r:.60}")
+        raise CheckpointError(f"the saved state does not fit {owner}: expected a mapping, got {found!r:.60}")
     missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if missing or unknown:
         differences = (("missing", missing), ("unknown", unknown))
@@ -126,7 +126,7 @@ def _state_items(owner: Stateful) -> Iterator[tuple[str, Any]]:
 
 def _is_state(value: Any) -> bool:
     if isinstance(value, torch.optim.Optimizer):
-        raise TypeError("a bare optimizer is not saved: own it through a ParameterStore, which names its slots")
+        raise TypeError("a bare optimizer cannot be saved: wrap it in a ParameterStore, which names its slots")
     if isinstance(value, (Stateful, nn.Module, np.random.Generator, torch.Generator, torch.Tensor, np.ndarray)):
         return True
     if isinstance(value, (list, tuple)):

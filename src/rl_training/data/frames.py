@@ -31,8 +31,9 @@ def check(found: BoolArray, stack: FrameStack) -> None:
     """Refuse observations that are not frame stacks as declared."""
     if not found.all():
         raise DataError(
-            f"observations were said to be stacks of the last {stack.size} frames, but environment "
-            f"{int(np.flatnonzero(~found)[0])} gave one that neither follows the one before it nor begins an episode"
+            f"observations should be stacks of the last {stack.size} frames, but environment "
+            f"{int(np.flatnonzero(~found)[0])} returned one that neither continues the one before it nor begins an "
+            "episode"
         )
 
 

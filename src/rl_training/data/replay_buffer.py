@@ -351,13 +351,15 @@ class ReplayBuffer(Stateful):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; from a buffer of another size, the newest rows that fit."""
         stacked = ("next_age", "earlier") if self.is_stacked else ()
-        check_keys("the replay", ("num_envs", "added", "oldest", "next_obs", "segments", *stacked), state)
+        check_keys("the replay buffer", ("num_envs", "added", "oldest", "next_obs", "segments", *stacked), state)
         for name in ("num_envs", "added", "oldest"):
-            check_plain(f"the replay's {name}", int, state[name])
+            check_plain(f"the replay buffer's {name}", int, state[name])
         if state["num_envs"] != self.num_envs:
-            raise OtherNumberOfEnvsError(f"it is of {state['num_envs']} environments, here are {self.num_envs}")
+            raise OtherNumberOfEnvsError(
+                f"it was saved with {state['num_envs']} environments, this run has {self.num_envs}"
+            )
         if not isinstance(state["segments"], list) or not all(isinstance(s, Segment) for s in state["segments"]):
-            raise CheckpointError("the replay's segments are damaged")
+            raise CheckpointError("the replay buffer's segments are damaged")
         self._clear(state["added"], state["oldest"])
         if self.is_stacked:
             self._load_rows("earlier", self.rows(self._times_before(state["oldest"])), state["earlier"])
@@ -369,25 +371,27 @@ class ReplayBuffer(Stateful):
                 where = "" if segment.file is None else f"{segment.file.name}: "
                 raise CheckpointError(f"{where}{error}") from error
         if (loaded_to or 0) != self.added:
-            raise CheckpointError(f"the replay's segments reach to row {loaded_to}, not to {self.added}")
+            raise CheckpointError(f"the replay buffer's segments end at row {loaded_to} instead of {self.added}")
         after = self._slots(self.added)
         self._load_rows("next", np.arange(after.start, after.stop), state["next_obs"])
         if self.is_stacked:
-            check_tensor("the replay's next age", torch.from_numpy(self.age[after]), torch.as_tensor(state["next_age"]))
+            check_tensor(
+                "the replay buffer's next age", torch.from_numpy(self.age[after]), torch.as_tensor(state["next_age"])
+            )
             self.age[after] = np.minimum(state["next_age"], self.stack.size - 1)
 
     def _load_rows(self, which: str, slots: Indices, obs: ArrayObservation) -> None:
         """Restore observations that are not part of the segments."""
         saved, columns = _named(obs, "obs"), _named(self.obs, "obs")
-        check_keys(f"the replay's {which} observations", columns, saved)
+        check_keys(f"the replay buffer's {which} observations", columns, saved)
         for name, column in columns.items():
             like = torch.from_numpy(column[:1]).expand(len(slots), *column.shape[1:])
-            check_tensor(f"the replay's {which} {name}", like, torch.as_tensor(saved[name]))
+            check_tensor(f"the replay buffer's {which} {name}", like, torch.as_tensor(saved[name]))
             column[slots] = saved[name]
 
     def _clear(self, added: int, oldest: int) -> None:
         if not 0 <= oldest <= added:
-            raise CheckpointError(f"the replay says that its rows are {oldest} to {added}")
+            raise CheckpointError(f"the replay buffer has an invalid range of rows: {oldest} to {added}")
         self.added, self.begin = added, max(oldest, added - self.num_rows)
         self.final_row[:] = -1
         self.free_finals = list(range(len(_arrays(self.final_obs)[0]) - 1, -1, -1))
@@ -399,19 +403,19 @@ class ReplayBuffer(Stateful):
         saved = segment.tensors()
         columns = self._columns()
         finals = {f"final_{name}": x for name, x in _named(self.final_obs, "obs").items()}
-        check_keys("a segment of the replay", (*columns, *finals, "ended", "times"), saved)
-        check_tensor("the replay's times", torch.zeros(2, dtype=torch.int64), saved["times"])
+        check_keys("a segment of the replay buffer", (*columns, *finals, "ended", "times"), saved)
+        check_tensor("the replay buffer's times", torch.zeros(2, dtype=torch.int64), saved["times"])
         start, stop = (int(time) for time in saved["times"])
         newest, first = self.added, max(start, self.begin)
         in_place = start <= self.begin if loaded_to is None else start == loaded_to
         if not 0 <= start < stop <= newest or not in_place:
-            raise CheckpointError(f"a segment of the replay has the rows {start} to {stop}, which do not belong there")
+            raise CheckpointError(f"a segment of the replay buffer has rows {start} to {stop}, which are out of order")
         for name, column in columns.items():
             whole = torch.from_numpy(column[:1]).expand((stop - start) * self.num_envs, *column.shape[1:])
-            check_tensor(f"the replay's {name}", whole, saved[name])
+            check_tensor(f"the replay buffer's {name}", whole, saved[name])
         space, actions = self.action_space, saved["action"]
         if isinstance(space, spaces.Discrete) and ((actions < 0) | (actions >= int(space.n))).any():
-            raise CheckpointError(f"the replay has actions that {space} does not")
+            raise CheckpointError(f"the replay buffer has actions outside of {space}")
         self._load_older_frames(saved, start, stop)
         if first >= stop:  # this buffer is smaller than the one that was saved
             return stop
@@ -442,15 +446,17 @@ class ReplayBuffer(Stateful):
 
     def _load_ends(self, saved: dict[str, Tensor], finals: dict[str, AnyArray], start: int, first: int) -> None:
         ended = saved["ended"]
-        check_tensor("the replay's ends", torch.zeros(ended.numel(), dtype=torch.int64), ended)
+        check_tensor("the replay buffer's episode ends", torch.zeros(ended.numel(), dtype=torch.int64), ended)
         for name, column in finals.items():
             whole = torch.zeros((ended.numel(), *column.shape[1:]), dtype=torch.from_numpy(column).dtype)
-            check_tensor(f"the replay's {name}", whole, saved[name])
+            check_tensor(f"the replay buffer's {name}", whole, saved[name])
         size = saved["valid"].numel()
         newest = self.added
         for row, position in enumerate(ended.tolist()):
             if not 0 <= position < size:
-                raise CheckpointError(f"an episode in the replay ends at {position}, of {size}")
+                raise CheckpointError(
+                    f"an episode in the replay buffer ends at row {position}, but there are {size} rows"
+                )
             time, env = start + position // self.num_envs, position % self.num_envs
             if time >= first:
                 self.added = time

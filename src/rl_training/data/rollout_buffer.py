@@ -118,7 +118,7 @@ class RolloutBuffer(Stateful):
         """Write one step of all environments."""
         t = self.size
         if t >= self.num_steps:
-            raise IndexError(f"the rollout is full: it has {self.num_steps} steps")
+            raise IndexError(f"the rollout buffer is full: it has {self.num_steps} steps")
         if isinstance(step.policy_obs, dict):
             for key, store in self._obs_rows.items():
                 store[t] = step.policy_obs[key]
@@ -178,7 +178,7 @@ class RolloutBuffer(Stateful):
         size = self.size or self.num_steps
         if self.final_rows:
             if final_values is None:
-                raise DataError(f"{len(self.final_rows)} episodes were truncated: their final_values are needed")
+                raise DataError(f"{len(self.final_rows)} episodes were truncated: pass final_values for them")
             steps, envs = zip(*self.final_rows, strict=True)
             self.final_values[list(steps), list(envs)] = final_values.detach().to(self.final_values)
         dones, truncated = self.dones[:size].bool(), self.truncated[:size].bool()

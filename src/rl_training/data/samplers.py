@@ -190,9 +190,9 @@ class PrioritizedIndexer(Stateful):
         gone = np.ones(buffer.num_slots, np.bool_)
         gone[items[buffer.valid[items]]] = False
         if self.tree.values(np.flatnonzero(gone)).any() or (self.tree.total == 0) != (buffer.num_transitions == 0):
-            raise CheckpointError("the priorities are not those of the transitions in the replay")
+            raise CheckpointError("the priorities do not match the transitions in the replay buffer")
         if not (np.isfinite(self.largest) and self.largest > 0):
-            raise CheckpointError(f"the largest priority is {self.largest}")
+            raise CheckpointError(f"the largest priority must be positive and finite, got {self.largest}")
 
     def draw(self, buffer: ReplayBuffer, batch_size: int, progress: Progress) -> tuple[Indices, Float32]:
         """See `Indexer.draw`."""

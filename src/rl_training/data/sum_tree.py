@@ -84,7 +84,7 @@ class SumTree(Stateful):
         if values.shape != (self.num_items,) or values.dtype != np.float64:
             raise CheckpointError(f"expected {self.num_items} priorities, got {values.dtype} of shape {values.shape}")
         if not np.isfinite(values).all() or (values < 0).any():
-            raise CheckpointError("there are priorities that are negative or not finite")
+            raise CheckpointError("priorities must be finite and not negative")
         self.levels[0][: self.num_items] = values
         for below, above in zip(self.levels, self.levels[1:], strict=False):
             above[: below.size // FAN_OUT] = below.reshape(-1, FAN_OUT).sum(axis=1)
