@@ -179,7 +179,7 @@ def test_bounds_that_are_not_finite_are_refused(title: str) -> None:
 
 
 def test_hindsight_without_goals_is_refused() -> None:
-    with pytest.raises(SpaceError, match="her needs observations that are a Dict with achieved_goal, desired_goal"):
+    with pytest.raises(SpaceError, match="her needs a Dict observation space with achieved_goal, desired_goal"):
         make("SAC", her=True)
 
 
@@ -345,7 +345,7 @@ def test_an_environment_that_cannot_be_snapshotted(tmp_path: Path, capsys: pytes
         train(config, env=make_env, callback=crash_at(70))
     said = capsys.readouterr().err
     assert "resume grade: episode-boundary" in said
-    assert "does not say how to take its state" in said
+    assert "has no get_state and set_state" in said
     run = only_run(tmp_path)
     saved = load_checkpoint(checkpoints_of(run)[-1])
     assert saved.metadata["resume_grade"] == "episode-boundary"

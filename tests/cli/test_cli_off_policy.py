@@ -44,7 +44,7 @@ def test_train_eval_resume(algo: str, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 NONSENSE = {
-    "hindsight without goals": ("sac", "Pendulum-v1", ["--algorithm.her"], "her needs observations that are a Dict"),
+    "hindsight without goals": ("sac", "Pendulum-v1", ["--algorithm.her"], "her needs a Dict observation space"),
     "the wrong actions": ("sac", "CartPole-v1", [], "SAC needs an action space of type Box.*DQN"),
     "too large a share": ("sac", "Pendulum-v1", ["--algorithm.prior-ratio", "1.5"], "prior_ratio"),
     "no replay": ("sac", "Pendulum-v1", ["--algorithm.buffer-size", "0"], "buffer_size"),

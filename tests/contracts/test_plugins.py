@@ -148,7 +148,7 @@ def test_the_packages_own_names_cannot_be_taken(install: Install, capsys: pytest
     with pytest.raises(ConfigError, match="encoder 'auto': the name is taken by rl_training itself"):
         rl_training.register_encoder("auto")(FlatEncoder)
     assert main(["doctor"]) == 0
-    assert "plug-in algorithm ppo (bad-algos 1.2): algorithm 'ppo': rl_training itself" in capsys.readouterr().out
+    assert "plug-in algorithm ppo (bad-algos 1.2): algorithm 'ppo': the name is taken by" in capsys.readouterr().out
 
 
 def test_two_packages_with_one_name_are_refused(install: Install) -> None:

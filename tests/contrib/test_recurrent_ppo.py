@@ -286,7 +286,9 @@ def test_velocities_are_hidden(env_id, seen):
 
 
 def test_velocities_that_are_not_known():
-    with pytest.raises(ConfigError, match="HideVelocity: the velocities of 'Acrobot-v1' are not known; known are"):
+    with pytest.raises(
+        ConfigError, match="HideVelocity: the velocities of 'Acrobot-v1' are not known; supported environments: "
+    ):
         make_agent("Acrobot-v1", wrappers=[{"name": "HideVelocity"}])
 
 

@@ -470,9 +470,9 @@ class TestArguments:
     def test_those_that_are_settings_are_refused(self) -> None:
         with pytest.raises(ConfigError) as caught:
             make_env(BREAKOUT, {"frameskip": 2, "full_action_space": True, "continuous": True})
-        assert "frameskip is the setting atari.frame_skip" in str(caught.value)
-        assert "full_action_space is the setting atari.full_action_set" in str(caught.value)
-        assert "continuous does not go with the Atari protocol" in str(caught.value)
+        assert "frameskip must be set as atari.frame_skip" in str(caught.value)
+        assert "full_action_space must be set as atari.full_action_set" in str(caught.value)
+        assert "continuous is not supported by the Atari preprocessing" in str(caught.value)
 
     def test_memory_is_a_plain_environment(self) -> None:
         experiment = build_experiment(config(PONG, env_kwargs={"obs_type": "ram"}))
@@ -658,7 +658,7 @@ def test_the_state_of_another_game_is_refused() -> None:
     games = [make_env(env_id, atari=protocol(**TINY)) for env_id in (BREAKOUT, PONG)]
     for game in games:
         game.reset(seed=0)
-    with pytest.raises(CheckpointError, match="another game"):
+    with pytest.raises(CheckpointError, match="a different game"):
         restore_snapshot(games[1], take_snapshot(games[0]))
 
 

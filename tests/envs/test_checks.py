@@ -449,7 +449,7 @@ def test_something_left_over_from_earlier_episodes() -> None:
             self.episode = 0 if seed is not None else self.episode + 1
             return super().reset(seed=seed)
 
-    assert "leaves something over" in only(problems(Broken), "warning", "seeding")
+    assert "keeps state of earlier episodes" in only(problems(Broken), "warning", "seeding")
 
 
 def test_one_seed_for_all() -> None:
@@ -483,7 +483,7 @@ def test_one_start_and_chance_later_is_fine() -> None:
             return self.observe(), {}
 
     assert problems(SameStart) == []
-    assert any("chance comes in later" in note for note in notes(SameStart, "seeding"))
+    assert any("randomness comes later" in note for note in notes(SameStart, "seeding"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -607,7 +607,7 @@ def test_snapshots_that_forget_the_random_generator() -> None:
             self.place, self.length = state["place"], state["length"]
 
     assert problems(Forgetful) == []
-    assert any("other steps follow" in note for note in notes(Forgetful, "snapshot"))
+    assert any("the steps after a restore differ" in note for note in notes(Forgetful, "snapshot"))
 
 
 def test_snapshots_that_are_not_plain_data() -> None:
@@ -651,7 +651,7 @@ def test_snapshots_after_which_steps_fail() -> None:
             self.place = None
 
     assert problems(Spoiled) == []
-    assert any("after it is restored step(" in note for note in notes(Spoiled, "snapshot"))
+    assert any("after a restore step(" in note for note in notes(Spoiled, "snapshot"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -714,12 +714,12 @@ def test_disabled_that_resets_everything() -> None:
         def reset(self, *, seed: Any = None, options: Any = None) -> Any:
             return super().reset(seed=seed)
 
-    assert "outside the mask" in only(problems(vector(AutoresetMode.DISABLED, Broken)), "error", "autoreset")
+    assert "resets more than the mask" in only(problems(vector(AutoresetMode.DISABLED, Broken)), "error", "autoreset")
 
 
 def test_native_cartpole_does_not_pass_for_disabled() -> None:
     env = gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point")
-    assert "outside the mask" in only(problems(claims(env, AutoresetMode.DISABLED)), "error", "autoreset")
+    assert "resets more than the mask" in only(problems(claims(env, AutoresetMode.DISABLED)), "error", "autoreset")
 
 
 @pytest.mark.parametrize(
@@ -790,7 +790,7 @@ def test_vector_environments_that_share_a_seed() -> None:
 def test_a_vector_without_ends_is_mentioned() -> None:
     env = vector(AutoresetMode.NEXT_STEP, env=Endless)
     assert problems(env, num_steps=90) == []
-    assert any("autoreset was not seen" in note for note in notes(env, "episodes", num_steps=90))
+    assert any("autoreset could not be checked" in note for note in notes(env, "episodes", num_steps=90))
 
 
 @pytest.mark.filterwarnings("ignore:.*ERROR:")

@@ -280,7 +280,7 @@ class TestCopies:
         env.observation_space, env.action_space = gym.make("CartPole-v1").observation_space, spaces.Discrete(2)
         assert isinstance(copy_env(env), gym.Env)
         env.observation_space = spaces.Box(-1, 1, (3,))
-        with pytest.raises(EnvError, match=r"made anew from its spec, it has the spaces .*eval_env="):
+        with pytest.raises(EnvError, match=r"made again from its spec, it has the spaces .*eval_env="):
             copy_env(env)
 
 

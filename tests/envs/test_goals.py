@@ -130,7 +130,7 @@ class TestGoalFunction:
 
         function = GoalFunction(answer, "compute_reward")
         assert function(ACHIEVED, ACHIEVED + 1).tolist() == [1.0] * len(ACHIEVED)
-        with pytest.raises(NonFiniteError, match="compute_reward gave a number that is not finite in float32"):
+        with pytest.raises(NonFiniteError, match="compute_reward returned a number that is not finite in float32"):
             function(ACHIEVED, ACHIEVED)
 
     def test_what_a_function_raises_is_told_with_its_name(self):
@@ -167,7 +167,7 @@ def test_goal_spaces():
     ],
 )
 def test_spaces_without_goals_are_refused(space):
-    with pytest.raises(SpaceError, match=r"her needs observations that are a Dict with .* from 'Env-v0'"):
+    with pytest.raises(SpaceError, match=r"her needs a Dict observation space with .* from 'Env-v0'"):
         check_goal_space(space, "Env-v0")
 
 
@@ -334,7 +334,7 @@ def test_settings_of_hindsight():
 
 
 def test_environments_that_hindsight_is_not_for():
-    with pytest.raises(SpaceError, match=r"her needs observations that are a Dict.* from 'CartPole-v1'"):
+    with pytest.raises(SpaceError, match=r"her needs a Dict observation space.* from 'CartPole-v1'"):
         DQN("CartPole-v1", **QUICK)
     with pytest.raises(EnvError, match="her needs an environment with a method compute_reward"):
         DQN(Bare, **QUICK)

@@ -112,7 +112,7 @@ def test_a_worker_that_died_at_its_start_is_started_once_more(tmp_path):
     env.close()
 
     lives.write_text("1000")
-    with pytest.raises(EnvError, match=r"died at its start \(exit codes \[7\]\)"):
+    with pytest.raises(EnvError, match=r"died while starting \(exit codes \[7\]\)"):
         WorkerVectorEnv([lambda: Stillborn(lives)], timeout=60)
 
 

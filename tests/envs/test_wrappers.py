@@ -239,13 +239,13 @@ def test_chosen_images_of_a_dict_become_grey() -> None:
 @pytest.mark.parametrize(
     ("space", "name", "kwargs", "problem"),
     [
-        (spaces.Box(-1, 1, (4,)), "ResizeObservation", {"shape": [8, 8]}, "the observation is no image"),
-        (spaces.Box(0, 1, (9, 9, 3)), "ResizeObservation", {"shape": [8, 8]}, "is no image, a Box of uint8"),
+        (spaces.Box(-1, 1, (4,)), "ResizeObservation", {"shape": [8, 8]}, "the observation is not an image"),
+        (spaces.Box(0, 1, (9, 9, 3)), "ResizeObservation", {"shape": [8, 8]}, "is not an image"),
         (image_space((9, 9, 3)), "ResizeObservation", {"shape": [8]}, r"expected height and width, .* got \(8,\)"),
         (image_space((9, 9, 3)), "ResizeObservation", {"shape": [8, 0]}, "expected height and width"),
-        (image_space((9, 9, 3)), "ResizeObservation", {"shape": [8, 8], "keys": ["a"]}, "keys: are for a Dict"),
+        (image_space((9, 9, 3)), "ResizeObservation", {"shape": [8, 8], "keys": ["a"]}, "keys: need a Dict"),
         (CAMERAS, "ResizeObservation", {"shape": [8, 8], "keys": ["rear"]}, r"among .*'wrist'.*, got \['rear'\]"),
-        (CAMERAS, "ResizeObservation", {"shape": [8, 8], "keys": ["speed"]}, "'speed' is no image"),
+        (CAMERAS, "ResizeObservation", {"shape": [8, 8], "keys": ["speed"]}, "'speed' is not an image"),
         (CAMERAS, "GrayscaleObservation", {}, r"expected images with 3 channels .*\(20, 26, 1\).*`keys` chooses"),
         (image_space((84, 84)), "GrayscaleObservation", {}, "expected images with 3 channels"),
         (spaces.Dict({"speed": CAMERAS["speed"]}), "GrayscaleObservation", {}, r"images among \['speed'\], got \[\]"),

@@ -172,7 +172,7 @@ def test_another_number_of_evaluation_environments(tmp_path: Path) -> None:
 
 
 REASONS = {
-    "unknown": (Unknown, "Unknown does not say how to take its state"),
+    "unknown": (Unknown, "Unknown has no get_state and set_state"),
     "broken": (BrokenRestore, "evaluation environment, restoring a snapshot raised KeyError"),
     "lossy": (LossyRestore, "evaluation environment, the state is another one"),
 }

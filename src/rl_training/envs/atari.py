@@ -45,20 +45,27 @@ SETTINGS = {
 class AtariConfig:
     """How Atari games (`ALE/*`) are played and shown. The defaults are the protocol of Mnih et al. (2015)."""
 
-    frame_skip: int = setting(4, "Frames for which an action is repeated; one step of the environment.", ge=1)
-    max_pool: bool = setting(True, "Show the brighter of the last two frames, because sprites flicker.")
+    frame_skip: int = setting(4, "Frames for which each action is repeated (frame skip).", ge=1)
+    max_pool: bool = setting(True, "Maximum over the last two frames, because sprites flicker.")
     screen_size: int = setting(84, "Width and height of the images.", ge=1)
-    grayscale: bool = setting(True, "Grey images instead of coloured ones.")
-    frame_stack: int = setting(4, "Images that are shown together.", ge=1)
-    noop_max: int = setting(30, "A game begins after a random number of frames without action, fewer than this.", ge=0)
+    grayscale: bool = setting(True, "Grayscale images instead of RGB.")
+    frame_stack: int = setting(4, "Frames stacked into one observation.", ge=1)
+    noop_max: int = setting(30, "Games begin with a random number of no-op frames, less than this.", ge=0)
     fire_reset: bool = setting(True, "Press FIRE at the beginning of games that have it.")
     sticky_actions: float = setting(
-        0.0, "Probability that a frame repeats the action before; 0.25 after Machado et al. (2018).", ge=0, le=1
+        0.0,
+        "Sticky actions: probability that a frame repeats the previous action; 0.25 in Machado et al. (2018).",
+        ge=0,
+        le=1,
     )
-    full_action_set: bool = setting(False, "All 18 actions instead of those that have an effect in the game.")
-    max_frames: int = setting(108_000, "Frames after which a game is cut off (truncated): 30 minutes.", ge=1)
-    episodic_life: bool = setting(True, "Learning ends an episode when a life is lost; scores are of whole games.")
-    clip_rewards: bool = setting(True, "Learning sees only the signs of rewards; scores are unclipped.")
+    full_action_set: bool = setting(False, "Use all 18 actions instead of those that have an effect in the game.")
+    max_frames: int = setting(108_000, "Frames after which a game is truncated; the default is 30 minutes.", ge=1)
+    episodic_life: bool = setting(
+        True, "In training, the loss of a life ends the episode; reported returns are of whole games."
+    )
+    clip_rewards: bool = setting(
+        True, "In training, rewards are clipped to their sign; reported returns are unclipped."
+    )
 
 
 def is_atari(env_id: str, env_kwargs: dict[str, Any]) -> bool:
@@ -68,9 +75,9 @@ def is_atari(env_id: str, env_kwargs: dict[str, Any]) -> bool:
 
 def make_game(env_id: str, config: AtariConfig, env_kwargs: dict[str, Any]) -> AtariGame:
     """One game; `env_kwargs` are those of ale-py's environment, such as its mode and difficulty."""
-    problems = [f"env_kwargs: {name} is the setting atari.{SETTINGS[name]}" for name in env_kwargs if name in SETTINGS]
+    problems = [f"env_kwargs: {name} must be set as atari.{SETTINGS[name]}" for name in env_kwargs if name in SETTINGS]
     problems += [
-        f"env_kwargs: {name} does not go with the Atari protocol; with obs_type it is a plain environment"
+        f"env_kwargs: {name} is not supported by the Atari preprocessing; add obs_type to use the plain environment"
         for name in ("continuous", "sound_obs")
         if env_kwargs.get(name)
     ]
@@ -240,7 +247,7 @@ class AtariGame(gym.Env[Frame, int]):
         try:
             self.game.restore_state(ALEState(saved))
         except (RuntimeError, ValueError, SystemError) as error:
-            raise CheckpointError("the saved state is of another game, or of another version of ale-py") from error
+            raise CheckpointError("the saved state is of a different game or a different version of ale-py") from error
         self.action = self.actions[state["action"]]
         self.raw[:] = state["raw"]
         self.stack[:] = state["stack"]

@@ -165,7 +165,7 @@ class Decoder:
         moments = current if isinstance(current, RunningMeanStd) else RunningMeanStd()  # type: ignore[no-untyped-call]
         for key, item in content.items():
             if key not in vars(moments):
-                raise CheckpointError(f"running moments have no '{key:.60}'")
+                raise CheckpointError(f"RunningMeanStd has no '{key:.60}'")
             setattr(moments, key, self.decode(item))
         return moments
 

@@ -113,7 +113,8 @@ def make_vector_env(
     if isinstance(env, gym.Env):
         if count != 1:
             raise ConfigError(
-                f"num_envs: one environment was given, so num_envs must be 1, got {count}. Give a callable"
+                f"num_envs: a single environment object was given, so num_envs must be 1, got {count}. Pass a "
+                "callable that makes environments to run several"
             )
         instance = wrap_env(env, cfg.wrappers, cfg.action_masks)
         return SequentialVectorEnv([lambda: instance], autoreset_mode=autoreset_mode)
@@ -142,11 +143,11 @@ def copy_env(env: EnvLike) -> EnvLike:
         twin = _copied(env)
         own, found = ((one.observation_space, one.action_space) for one in (env, twin))
         if own != found:  # the spec may lack changes made after creation
-            raise EnvError(f"made anew from its spec, it has the spaces {found} instead of {own}")
+            raise EnvError(f"made again from its spec, it has the spaces {found} instead of {own}")
     except (Exception, SystemExit) as error:
         raise EnvError(
-            f"{env} cannot be copied for evaluation ({type(error).__name__}: {error}). "
-            "Give one of its own with eval_env=..., or turn evaluation during training off with eval_every=0."
+            f"{env} cannot be copied for evaluation ({type(error).__name__}: {error}). Pass a separate one with "
+            "eval_env=..., or turn evaluation during training off with eval_every=0."
         ) from error
     return twin
 
@@ -257,5 +258,5 @@ def _readable(env_id: str, kwargs: dict[str, Any], error: Exception | SystemExit
     if isinstance(error, (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv)) or "malformed environment id" in text:
         return ConfigError(f"env_id: {error}")
     if isinstance(error, TypeError) and "unexpected keyword argument" in text:
-        return ConfigError(f"env_kwargs: '{env_id}' does not take what was given ({kwargs}): {error}")
+        return ConfigError(f"env_kwargs: '{env_id}' does not accept these keyword arguments ({kwargs}): {error}")
     return EnvError(f"'{env_id}' could not be made: {type(error).__name__}: {error}")

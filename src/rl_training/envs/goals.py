@@ -38,7 +38,7 @@ class GoalFunction:
         if np.count_nonzero(finite) < values.size:
             row = int(np.argmin(finite))
             raise NonFiniteError(
-                f"the environment's {self.name} gave a number that is not finite in float32, for the goals "
+                f"the environment's {self.name} returned a number that is not finite in float32, for the goals "
                 f"{achieved[row]} (achieved) and {desired[row]} (desired)"
             )
         return values
@@ -60,7 +60,7 @@ class GoalFunction:
         except Exception as error:
             raise EnvError(
                 f"the environment's {self.name} raised {type(error).__name__}: {error}. It is called with two goals "
-                "and an empty info, which replay does not keep"
+                "and an empty info, because the replay buffer does not store infos"
             ) from error
         return _as_float32(values)
 
@@ -75,7 +75,7 @@ def check_goal_space(space: spaces.Space[Any], env_id: str) -> None:
     parts = space.spaces if isinstance(space, spaces.Dict) else {}
     if set(GOAL_KEYS) - parts.keys() or parts["achieved_goal"].shape != parts["desired_goal"].shape:
         raise SpaceError(
-            f"her needs observations that are a Dict with {', '.join(GOAL_KEYS)}, the two goals of one shape; "
+            f"her needs a Dict observation space with {', '.join(GOAL_KEYS)}, where both goals have the same shape; "
             f"got {space} from '{env_id}'"
         )
 

@@ -80,7 +80,7 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
         """The observation with its mask; after termination no action follows, so the mask may be missing."""
         given = info.get(ACTION_MASK) if self.from_info else obs[ACTION_MASK]
         if given is None and needed:
-            raise EnvError(f"action_masks is on, but the environment's info has no '{ACTION_MASK}'")
+            raise EnvError(f"action_masks is true, but the environment's info has no '{ACTION_MASK}'")
         mask = np.ones(self.size, np.bool_) if given is None else np.asarray(given).astype(np.bool_)
         if mask.shape != (self.size,):
             raise EnvError(f"the action mask has shape {mask.shape}, expected ({self.size},)")

@@ -25,8 +25,8 @@ def rendering_hint(error: Exception) -> str:
         return ""
     now = os.environ.get("MUJOCO_GL")
     return (
-        " MuJoCo draws with OpenGL, which needs a display, or the environment variable MUJOCO_GL=egl (or osmesa) set "
-        f"before Python starts, and that library installed; MUJOCO_GL is {now or 'not set'}."
+        " MuJoCo renders with OpenGL, which needs a display, or the environment variable MUJOCO_GL=egl (or osmesa) "
+        f"set before Python starts and that library installed; MUJOCO_GL is {now or 'not set'}."
     )
 
 

@@ -141,7 +141,7 @@ def _check_classes(levels: list[Any], snapshot: list[dict[str, Any]]) -> None:
     saved = [str(entry["class"]) for entry in snapshot]
     if names != saved:
         raise CheckpointError(
-            f"the environment is made of {' > '.join(names)}, the checkpoint's of {' > '.join(saved)}"
+            f"the environment consists of {' > '.join(names)}, the checkpoint's of {' > '.join(saved)}"
         )
 
 
@@ -174,7 +174,7 @@ def _get_level(level: Any, levels: list[Any], encoder: Encoder) -> dict[str, Any
     if _implements_protocol(level):
         return {"own": encoder.encode(level.get_state(), f"{name}.get_state()")}
     if not _is_walked(level):
-        raise SnapshotError(f"{name} does not say how to take its state (get_state and set_state)")
+        raise SnapshotError(f"{name} has no get_state and set_state to save and restore its state")
     _check_class(type(level))
     parts = {key: _get_part(value, f"{name}.{key}", levels, encoder) for key, value in _attributes(level).items()}
     state: dict[str, Any] = {key: part for key, part in parts.items() if part is not _NOTHING}
@@ -232,7 +232,7 @@ def _set_part(value: Any, current: Any, decoder: Decoder) -> Any:
             cells[name].cell_contents = _set_part(item, cells[name].cell_contents, decoder)
         return current
     if callable(current) or isinstance(current, spaces.Space):
-        raise CheckpointError(f"{current!r:.60} cannot be replaced by data")
+        raise CheckpointError(f"{current!r:.60} cannot be restored from data")
     return decoder.decode(value, current)
 
 
@@ -305,7 +305,7 @@ def _check_class(cls: type[Any]) -> None:
             continue
         for name, value in vars(base).items():
             if isinstance(value, RANDOM):
-                raise SnapshotError(f"{base.__qualname__}.{name} is a random generator of the class")
+                raise SnapshotError(f"{base.__qualname__}.{name} is a random generator shared by the class")
             function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
             if isinstance(function, types.FunctionType):
                 for variable, cell in _cells(function).items():

@@ -41,7 +41,7 @@ class AutoresetAdapter:
         mode = env.metadata.get("autoreset_mode")
         if mode is None:
             warnings.warn(
-                f"{env} does not say its autoreset mode; assuming next-step, Gymnasium's default", stacklevel=2
+                f"{env} does not declare its autoreset mode; assuming next-step, Gymnasium's default", stacklevel=2
             )
         self.mode = AutoresetMode(mode) if mode is not None else AutoresetMode.NEXT_STEP
         self.resetting: BoolArray = np.zeros(env.num_envs, np.bool_)
@@ -117,7 +117,7 @@ class AutoresetAdapter:
     ) -> ArrayObservation:
         final = info.get("final_obs")
         if final is None or (not isinstance(final, Mapping) and any(final[index] is None for index in ended)):
-            raise EnvError(f"{self.env} says it resets in the same step, but its info has no 'final_obs'")
+            raise EnvError(f"{self.env} declares same-step autoreset, but its info has no 'final_obs'")
         if not isinstance(obs, dict):
             return _stack([final[index] for index in ended], obs)
         if isinstance(final, Mapping):  # Gymnasium gives one dict per environment; others may batch by key

@@ -56,7 +56,9 @@ class WorkerVectorEnv(AsyncVectorEnv[Any, Any]):
                 self.close_extras()
                 codes = [process.exitcode for process in self.processes]
                 if attempt + 1 == START_ATTEMPTS:
-                    raise EnvError(f"an environment worker died at its start (exit codes {codes}): {error}") from error
+                    raise EnvError(
+                        f"an environment worker died while starting (exit codes {codes}): {error}"
+                    ) from error
             except BaseException:
                 _kill(self.processes)
                 raise

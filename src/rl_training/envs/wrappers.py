@@ -159,7 +159,7 @@ class ImageWrapper(gym.ObservationWrapper[Any, Any, Any]):
         space = env.observation_space
         if not isinstance(space, spaces.Dict):
             if keys is not None:
-                raise ValueError(f"keys: are for a Dict of observations, and this is {space}")
+                raise ValueError(f"keys: need a Dict observation space, got {space}")
             self.observation_space = self.changed_space(_image_space(space, "the observation"))
             return
         if keys is None:
@@ -191,7 +191,7 @@ class ImageWrapper(gym.ObservationWrapper[Any, Any, Any]):
 def _image_space(space: spaces.Space[Any], name: str) -> spaces.Box:
     if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3, 4):
         return space
-    raise ValueError(f"{name} is no image, a Box of uint8 with 2, 3 or 4 dimensions; it is {space}")
+    raise ValueError(f"{name} is not an image (a Box of uint8 with 2, 3 or 4 dimensions); got {space}")
 
 
 @register_wrapper("ResizeObservation")
@@ -291,7 +291,9 @@ class HideVelocity(gym.ObservationWrapper[Any, Any, Any]):
         super().__init__(env)
         env_id = env.spec.id if env.spec is not None else str(env)
         if env_id not in _VELOCITIES:
-            raise ValueError(f"the velocities of '{env_id}' are not known; known are those of {', '.join(_VELOCITIES)}")
+            raise ValueError(
+                f"the velocities of '{env_id}' are not known; supported environments: {', '.join(_VELOCITIES)}"
+            )
         space = env.observation_space
         assert isinstance(space, spaces.Box)
         self.kept = [entry for entry in range(space.shape[0]) if entry not in _VELOCITIES[env_id]]

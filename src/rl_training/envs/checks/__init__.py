@@ -82,7 +82,7 @@ def _opened(env: EnvLike, report: Report) -> Iterator[SingleEnv | AnyVectorEnv]:
         raise report.fatal(
             "making",
             f"got a {type(made).__module__}.{type(made).__qualname__}, which is not a gymnasium.Env. Derive the class "
-            "from gymnasium.Env (environments for the old `gym` package need a port, or a compatibility wrapper)",
+            "from gymnasium.Env (environments of the old `gym` package must be ported or wrapped for compatibility)",
         )
     try:
         yield made

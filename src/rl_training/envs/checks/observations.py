@@ -85,13 +85,13 @@ def _problem(space: spaces.Space[Any], obs: Any) -> Problem | None:
     dtypes = f"has dtype {value.dtype}, its space says {dtype}"
     advice = f"Return obs.astype(np.{dtype}), or change the space"
     if not np.can_cast(value.dtype, dtype, "same_kind"):
-        return "error", "dtype", f"{dtypes}: the cast would destroy values. {advice}"
+        return "error", "dtype", f"{dtypes}: the cast would lose values. {advice}"
     if np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
         found = "NaN" if np.isnan(value).any() else "infinite values"
-        return "error", "finite", f"has {found}: networks cannot learn from it"
+        return "error", "finite", f"has {found}, which networks cannot learn from"
     out_of_range = _range_problem(space, value.astype(dtype))
     if out_of_range is None and isinstance(obs, np.ndarray) and value.dtype != dtype:
-        return "warning", "dtype", f"{dtypes}: it is cast without a word. {advice}"
+        return "warning", "dtype", f"{dtypes}: it is cast silently. {advice}"
     return out_of_range
 
 

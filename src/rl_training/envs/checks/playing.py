@@ -109,15 +109,15 @@ def check_repeatable(one: Sequence[Moment], two: Sequence[Moment], report: Repor
     elif moment.episode == 0:
         report.add("error", "seeding", f"{differ}. {SEEDING}")
     elif moment.length == 0:
-        message = "a reset() without a seed must go on with self.np_random, but it draws a new seed"
+        message = "a reset() without a seed must continue with self.np_random, but it draws a new seed"
         report.add("error", "seeding", message)
     else:
         # Gymnasium's BipedalWalker is one of these
         report.add(
             "warning",
             "seeding",
-            f"{differ}, after episodes have ended: a reset without a seed draws a new one, or leaves something over "
-            "from earlier episodes. Runs are reproducible only with new environments",
+            f"{differ}, after episodes have ended: a reset without a seed draws a new one, or keeps state of earlier "
+            "episodes. Runs are reproducible only with newly made environments",
         )
 
 

@@ -59,7 +59,7 @@ class SinglePlayer(Player):
             length += 1
             moments.append(Moment(digest((obs, reward)), episode, length, bool(terminated), bool(truncated)))
             if "is_success" in info:
-                message = "info['is_success'] is reported: its value at the end of each episode makes the success rate"
+                message = "info['is_success'] is reported: its value at the end of an episode gives the success rate"
                 self.report.add("info", "success", message)
             if moments[-1].ended:
                 episode, length = episode + 1, 0
@@ -72,8 +72,8 @@ class SinglePlayer(Player):
             self.report.add(
                 "warning",
                 "final observation",
-                f"{call} writes into the array that the call before it returned. Whoever keeps observations, such as a "
-                "vector environment that resets in the same step, then has wrong last observations: return a copy",
+                f"{call} writes into the array that the call before it returned. Code that keeps observations, such "
+                "as a vector environment with same-step autoreset, then has wrong final observations: return a copy",
                 "overwritten",
             )
         self._last = (obs, digest(obs))
@@ -90,7 +90,7 @@ class SinglePlayer(Player):
             message = f"the reward must be a number, got a {type(reward).__name__}{shape}: return float(reward)"
             self.report.add("error", "reward", message)
         elif not np.isfinite(float(reward)):
-            message = f"the reward is {reward}: one such number spoils the networks for good"
+            message = f"the reward is {reward}: a single such value makes all weights NaN"
             self.report.add("error", "reward", message, "finite")
 
 
@@ -108,7 +108,7 @@ def _check_seeds(player: SinglePlayer, first: Sequence[Moment], actions: Sequenc
     elif player.play(seed + 1, actions) == first:
         player.report.add("info", "seeding", "the environment looks deterministic: seeds change nothing")
     else:
-        player.report.add("info", "seeding", "all episodes start in the same state; chance comes in later")
+        player.report.add("info", "seeding", "all episodes start in the same state; randomness comes later")
 
 
 def _check_ends(trajectory: Sequence[Moment], env: SingleEnv, report: Report) -> None:
@@ -116,7 +116,7 @@ def _check_ends(trajectory: Sequence[Moment], env: SingleEnv, report: Report) ->
     limit = _time_limit(env)
     ends = [moment for moment in trajectory if moment.ended]
     if not ends:
-        hint = "" if limit else ". If it has no end of its own, give it one with gymnasium.wrappers.TimeLimit"
+        hint = "" if limit else ". If it never ends by itself, add a time limit with gymnasium.wrappers.TimeLimit"
         report.add("info", "episodes", f"no episode ended within {len(trajectory) - 1} random steps{hint}")
     if limit is not None:
         _check_time_limit([moment for moment in trajectory if moment.length >= limit], limit, report)
@@ -132,7 +132,7 @@ def _check_ends(trajectory: Sequence[Moment], env: SingleEnv, report: Report) ->
 def _check_time_limit(late: Sequence[Moment], limit: int, report: Report) -> None:
     """`late` are the steps at the limit, and those beyond it that should not exist."""
     if not late:
-        message = f"no episode reached its limit of {limit} steps, so truncation was not seen"
+        message = f"no episode reached its limit of {limit} steps, so truncation could not be checked"
         report.add("info", "truncation", message)
     elif any(moment.length > limit for moment in late):
         message = f"an episode went on after {limit} steps, which is its limit, without truncated=True"
@@ -142,7 +142,7 @@ def _check_time_limit(late: Sequence[Moment], limit: int, report: Report) -> Non
             "error",
             "truncation",
             f"episodes that reach the limit of {limit} steps report terminated=True. A time limit is truncated=True: "
-            "as a termination it teaches that the last state is worth nothing",
+            "as a termination it teaches the agent that the last state has value 0",
         )
     elif all(moment.terminated for moment in late) and len(late) > 1:
         report.add(
@@ -172,10 +172,10 @@ def _try_snapshot(player: SinglePlayer, actions: Sequence[Any], seed: int) -> st
         restore_snapshot(player.env, state)
         exact = player.follow(actions) == never_stopped
     except SnapshotError as error:
-        return f"{error}: a run that is resumed begins new episodes"
+        return f"{error}: a resumed run begins new episodes"
     except CannotGoOn as error:
-        return f"the state can be taken, but after it is restored {error}"
+        return f"the state can be saved, but after a restore {error}"
     except (Exception, SystemExit) as error:
-        return f"taking or restoring the state raised {error_text(error)}"
-    verdict = "restored exactly" if exact else "taken, but other steps follow after it is restored"
-    return f"the state in the middle of an episode can be {verdict}"
+        return f"saving or restoring the state raised {error_text(error)}"
+    verdict = "can be restored exactly" if exact else "can be saved, but the steps after a restore differ"
+    return f"the state in the middle of an episode {verdict}"

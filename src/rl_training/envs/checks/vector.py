@@ -31,7 +31,9 @@ def check_vector(env: AnyVectorEnv, report: Report, num_steps: int, seed: int) -
     check_repeatable(trajectory, player.play(seed, actions[:COMPARED_STEPS]), report, "step {step}")
     _check_seeds(player, trajectory[0], seed)
     if player.num_ended == 0:
-        report.add("info", "episodes", f"no episode ended within {len(actions)} steps, so autoreset was not seen")
+        report.add(
+            "info", "episodes", f"no episode ended within {len(actions)} steps, so autoreset could not be checked"
+        )
     elif player.num_overwritten == player.num_ended:
         report.add(
             "warning",
@@ -85,20 +87,20 @@ class VectorPlayer(Player):
         if self.mode is AutoresetMode.SAME_STEP:
             self.check_final_obs(obs, ended, info)
         elif ended.any() and "final_obs" in info:
-            message = f"it says {self.mode.value}, but its info has 'final_obs', as if it reset in the same step"
+            message = f"it declares {self.mode.value}, but its info has 'final_obs', as in SameStep mode"
             self.report.add("error", "autoreset", message)
         if self.mode is AutoresetMode.NEXT_STEP and (ended[before].any() or np.any(reward[before] != 0)):
             self.report.add(
                 "error",
                 "autoreset",
-                "it says NextStep, but the step after the end of an episode has a reward or an end: it is a "
-                "transition, not a reset, and would be thrown away",
+                "it declares NextStep, but the step after the end of an episode has a reward or an end flag: it is a "
+                "transition, not a reset, and would be discarded",
             )
 
     def check_final_obs(self, obs: Any, ended: Any, info: Mapping[str, Any]) -> None:
         """Same-step mode: the last observations of the episodes that ended must be in the info."""
         if ended.any() and "final_obs" not in info:
-            message = "it says SameStep, but info has no 'final_obs' when an episode ends"
+            message = "it declares SameStep, but info has no 'final_obs' when an episode ends"
             raise self.report.fatal("autoreset", message)
         for index in np.flatnonzero(ended):
             final = _row(info["final_obs"], index)
@@ -113,7 +115,7 @@ class VectorPlayer(Player):
         """Disabled mode: reset the environments that ended, and check that no other was reset."""
         fresh = self.reset(options={"reset_mask": ended})
         if any(digest(_row(obs, index)) != digest(_row(fresh, index)) for index in np.flatnonzero(~ended)):
-            message = "it says Disabled, but reset(options={'reset_mask': mask}) also resets those outside the mask"
+            message = "it declares Disabled, but reset(options={'reset_mask': mask}) resets more than the mask"
             self.report.add("error", "autoreset", message)
         return fresh
 
@@ -131,7 +133,7 @@ def _autoreset_mode(env: AnyVectorEnv, report: Report) -> AutoresetMode:
         return AutoresetMode(mode)
     except ValueError:
         known = ", ".join(f"AutoresetMode.{known.name}" for known in AutoresetMode)
-        raise report.fatal("autoreset", f"metadata['autoreset_mode'] is {mode!r}; known are {known}") from None
+        raise report.fatal("autoreset", f"metadata['autoreset_mode'] is {mode!r}; accepted: {known}") from None
 
 
 def _check_seeds(player: VectorPlayer, start: Moment, seed: int) -> None:
