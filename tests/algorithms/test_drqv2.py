@@ -371,12 +371,12 @@ def test_nothing_is_shifted_when_acting():
     ids=["vector", "table", "reals", "discrete", "dict"],
 )
 def test_observations_without_images_are_refused(space):
-    with pytest.raises(SpaceError, match=r"DrQv2 learns from images.*from 'Fake-v0'.*use TD3 or SAC.*AddRenderObs"):
+    with pytest.raises(SpaceError, match=r"DrQv2 needs images.*from 'Fake-v0'.*use TD3 or SAC.*AddRenderObs"):
         make(space)
 
 
 def test_a_vector_environment_is_refused_by_the_agent():
-    with pytest.raises(SpaceError, match=r"DrQv2 learns from images.*Pendulum-v1.*TD3 or SAC"):
+    with pytest.raises(SpaceError, match=r"DrQv2 needs images.*Pendulum-v1.*TD3 or SAC"):
         DrQv2("Pendulum-v1")
 
 

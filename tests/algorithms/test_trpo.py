@@ -284,7 +284,7 @@ def test_it_learns_a_guess():
 
 
 def test_a_shared_network_is_refused():
-    with pytest.raises(ConfigError, match="TRPO moves the actor alone"):
+    with pytest.raises(ConfigError, match="shared: must be false for TRPO"):
         TRPO("CartPole-v1", network={"shared": True})
 
 

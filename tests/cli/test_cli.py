@@ -137,7 +137,7 @@ def test_train_finds_the_preset(run_dir: Path) -> None:
 
 
 def test_train_names_presets_with_other_arguments(cli: Cli) -> None:
-    assert "DrQv2 learns from images" in cli.refuses("train", "drqv2", "Pendulum-v1")
+    assert "DrQv2 needs images" in cli.refuses("train", "drqv2", "Pendulum-v1")
     assert "There is drqv2/pendulum-pixels (--env-kwargs render_mode=rgb_array)" in cli.out
 
 

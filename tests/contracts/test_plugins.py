@@ -124,7 +124,7 @@ def test_a_broken_plugin_is_a_warning_and_an_error_only_when_it_is_asked_for(
         (
             "mine",
             ALGORITHM.format(name="other", title="Mine"),
-            "its entry point is named 'mine', and its SPEC says 'other'",
+            "its entry point is named 'mine', but its SPEC is named 'other'",
         ),
         ("mine", ALGORITHM.format(name="mine", title="PPO"), "'PPO' is the title of rl_training's own ppo"),
         ("mine", "SPEC = 3", "expected an AlgorithmSpec, or a module that has one named SPEC, got 3"),

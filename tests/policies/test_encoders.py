@@ -295,7 +295,7 @@ class TestImages:
         assert encoder.num_features == 32 + 3 + 2
 
     def test_a_name_for_images_in_a_dict_without_any(self):
-        with pytest.raises(SpaceError, match="encoder 'impala_cnn' is for images, and there are none in Dict"):
+        with pytest.raises(SpaceError, match="encoder 'impala_cnn' needs images, but there are none in Dict"):
             make_encoder("impala_cnn", spaces.Dict({"speed": spaces.Box(-1, 1, (2,))}))
 
     @pytest.mark.parametrize(
@@ -454,8 +454,8 @@ class TestRegister:
     @pytest.mark.parametrize(
         ("width", "gives", "problem"),
         [
-            (None, 3, "encoder 'mine' must say how many features it gives: set self.num_features"),
-            ("3", 3, "encoder 'mine' must say how many features it gives"),
+            (None, 3, "encoder 'mine' must set self.num_features, an int"),
+            ("3", 3, "encoder 'mine' must set self.num_features, an int"),
             (4, 3, r"num_features is 4, .* shape \(2, 4\); they gave torch.float32 of shape \(2, 3\)"),
         ],
     )

@@ -162,7 +162,7 @@ class TestEncoder:
 
     def test_nothing_but_a_mask_is_refused(self):
         space = spaces.Dict({"action_mask": spaces.MultiBinary(A)})
-        with pytest.raises(SpaceError, match="nothing but an action mask"):
+        with pytest.raises(SpaceError, match="only an action mask"):
             make_policy_encoder("auto", EnvSpec(space, spaces.Discrete(A), action_masks=True))
 
     def test_dict_in_dict_is_refused(self):

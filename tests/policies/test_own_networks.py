@@ -90,10 +90,10 @@ def test_every_kind_of_network_learns_and_is_saved(
     [
         ("ppo", {"actor": "nrom"}, {}, r"network > actor: unknown network 'nrom'\. Did you mean 'norm'\?"),
         ("ppo", {"actor": "norm", "actor_kwargs": {"wide": 3}}, {}, "actor_kwargs: the network 'norm' cannot be"),
-        ("ppo", {"critic_kwargs": {"width": 3}}, {}, "critic_kwargs: are for a registered network"),
-        ("ppo", {"critic": "norm", "shared": True}, {}, "shared: is for two networks 'mlp', got 'mlp' and 'norm'"),
-        ("recurrent_ppo", {"actor": "norm"}, {}, "network > actor: registered networks have no place behind a memory"),
-        ("dqn", {"critic": "norm"}, {"noisy": True}, "'norm' is no noisy network; set noisy to false"),
+        ("ppo", {"critic_kwargs": {"width": 3}}, {}, "critic_kwargs: only for registered networks"),
+        ("ppo", {"critic": "norm", "shared": True}, {}, "shared: needs actor and critic to be 'mlp', got 'mlp' and 'norm'"),
+        ("recurrent_ppo", {"actor": "norm"}, {}, "network > actor: must be 'mlp'; registered networks are not supported"),
+        ("dqn", {"critic": "norm"}, {"noisy": True}, "'norm' has no noisy layers; set noisy to false"),
         ("sac", {"critic": "narrow"}, {}, r"asked for 1 outputs, so inputs of shape \(2, 4\) should give"),
         ("sac", {"actor": "broken"}, {}, r"'broken' fails on a batch of shape \(2, 3\): ZeroDivisionError"),
         ("sac", {"actor": "number"}, {}, "'number' must return a torch.nn.Module, got 3"),
@@ -227,11 +227,11 @@ class Lists(torch.optim.SGD):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("LBFGS", "LBFGS cannot be used: it fails on a step of one flat parameter"),
+        ("LBFGS", "LBFGS cannot be used: a step on one flat parameter fails"),
         ("SparseAdam", "SparseAdam cannot be used"),
         ("Adafactor", "treats each parameter as a whole"),
         ("shared", "treats each parameter as a whole"),
-        ("counting", "it changes count of its parameter group, which checkpoints do not keep"),
+        ("counting", "it changes count of its parameter group, which checkpoints do not save"),
         ("lists", "it keeps history, which is neither a number nor a tensor of the parameter's shape"),
         ("nothing", "'nothing' must return a torch.optim.Optimizer, got 3"),
     ],
@@ -250,9 +250,12 @@ def test_optimizers_that_cannot_be_used_are_refused_with_the_reason(name: str, e
         ({"name": "adamm"}, r"optimizer > name: unknown optimizer 'adamm'\. Did you mean 'adam"),
         (
             {"name": "adam", "kwargs": {"amsgrad": True}},
-            "kwargs: are for other optimizers; adam has the settings beside it",
+            "kwargs: only for other optimizers; adam takes its settings directly",
         ),
-        ({"name": "RAdam", "kwargs": {"lr": 1}}, "kwargs: 'lr' is set by the algorithm's learning_rate"),
+        (
+            {"name": "RAdam", "kwargs": {"lr": 1}},
+            "kwargs: 'lr' is not accepted here; set the algorithm's learning_rate",
+        ),
         ({"name": "RAdam", "kwargs": {"wd": 1}}, "optimizer > kwargs: the optimizer 'RAdam' cannot be called with"),
         (
             {"name": "RAdam", "kwargs": {"eps": -1}},

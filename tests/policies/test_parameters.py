@@ -275,5 +275,5 @@ def test_what_was_not_a_number_is_gone_after_a_load():
 @pytest.mark.parametrize("dtypes", [[], [torch.float32, torch.float64]])
 def test_parameters_are_of_one_type(dtypes):
     module = nn.ParameterList([nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in dtypes])
-    with pytest.raises(ValueError, match="parameters of one type"):
+    with pytest.raises(ValueError, match="must have the same dtype"):
         ParameterStore(module, OptimizerConfig())

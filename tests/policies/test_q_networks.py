@@ -52,7 +52,7 @@ class TestConfig:
 
     def test_arguments_of_a_network_that_takes_none(self):
         (problem,) = QNetworkConfig(critic_kwargs={"width": 3}).problems()
-        assert problem == "critic_kwargs: are for a registered network, and critic is 'mlp'"
+        assert problem == "critic_kwargs: only for registered networks, but critic is 'mlp'"
 
 
 class TestNetworks:
@@ -269,7 +269,7 @@ class TestPolicy:
         assert other.epsilon.item() == 0.25
 
     def test_exploring_needs_a_stream(self):
-        with pytest.raises(AssertionError, match="owned random stream"):
+        with pytest.raises(AssertionError, match="need[s]? a random generator"):
             self.policy().act(observations())
 
     def test_action_masks_are_refused(self):

@@ -156,9 +156,9 @@ def test_a_part_of_what_a_store_owns():
 
 def test_a_store_of_another_module_is_refused():
     module, other = make_module(), nn.Linear(3, 2)
-    with pytest.raises(ValueError, match="another module"):
+    with pytest.raises(ValueError, match="a different module"):
         Target(module, ParameterStore(other, OptimizerConfig()))
-    with pytest.raises(ValueError, match="another module"):
+    with pytest.raises(ValueError, match="a different module"):
         Target(module, ParameterStore(copy.deepcopy(module), OptimizerConfig()))
 
 

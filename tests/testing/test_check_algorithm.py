@@ -112,7 +112,7 @@ def test_a_space_that_is_promised_and_cannot_be_taken_is_named() -> None:
         ({"name": "ppo"}, "algorithm 'ppo': the name is taken by rl_training itself; choose another"),
         ({"title": "PPO"}, "title: 'PPO' is the title of rl_training's own ppo; choose another"),
         ({"name": "My-Algo"}, "name: expected lower-case letters, digits and underscores, got 'My-Algo'"),
-        ({"title": "My Algo"}, "title: must be fit for the name of a class, got 'My Algo'"),
+        ({"title": "My Algo"}, "title: must be a valid class name, got 'My Algo'"),
     ],
 )
 def test_names_that_cannot_be_registered(changes: dict[str, Any], expected: str) -> None:

@@ -42,7 +42,9 @@ class A2CConfig(ActorCriticConfig):
         search=choices(0.8, 0.9, 0.95, 0.98, 1.0),
     )
     normalize_advantage: bool = setting(
-        False, "Normalise advantages to zero mean and unit deviation per gradient step.", search=choices(False, True)
+        False,
+        "Normalise advantages to zero mean and unit standard deviation in each gradient step.",
+        search=choices(False, True),
     )
     optimizer: OptimizerConfig = setting(
         factory=_rmsprop, help="Optimizer.", search={"name": choices("adam", "rmsprop")}

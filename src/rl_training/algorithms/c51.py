@@ -22,9 +22,9 @@ from rl_training.policies.q_networks import CategoricalQNetwork
 class C51Config(QLearningConfig):
     """Settings of C51. Choose `v_min` and `v_max` so that all discounted returns lie between them."""
 
-    num_atoms: int = setting(51, "Atoms of each return distribution.", ge=2)
-    v_min: float = setting(-10.0, "The lowest atom: no return is worth less.")
-    v_max: float = setting(10.0, "The highest atom: no return is worth more.")
+    num_atoms: int = setting(51, "Number of atoms per action.", ge=2)
+    v_min: float = setting(-10.0, "Lowest atom; lower returns are clipped to it.")
+    v_max: float = setting(10.0, "Highest atom; higher returns are clipped to it.")
 
     def problems(self) -> list[str]:
         """See `AlgorithmConfig.problems`."""

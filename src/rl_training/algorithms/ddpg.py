@@ -16,18 +16,18 @@ from rl_training.contracts.spec import AlgorithmSpec, Regime
 class DDPGConfig(TD3Config):
     """Settings of DDPG. Exploration uses Gaussian noise; the paper uses `noise.kind: ou`, `noise.std: 0.2`."""
 
-    num_critics: int = setting(1, "Critics in the ensemble; targets take the smallest, the actor the first.", ge=1)
+    num_critics: int = setting(1, "Number of critics; targets use their minimum, the actor uses the first.", ge=1)
     policy_delay: int = setting(
         1,
-        "Steps of the critics per step of the actor and of the targets.",
+        "Gradient steps of the critics per update of the actor and the target networks.",
         ge=1,
         search=choices(1, 2, 4),
         added_later=True,
     )
     target_noise: float = setting(
-        0.0, "Standard deviation of the noise on target actions.", ge=0, search=uniform(0.0, 0.5), added_later=True
+        0.0, "Standard deviation of target policy smoothing noise.", ge=0, search=uniform(0.0, 0.5), added_later=True
     )
-    target_noise_clip: float = setting(0.5, "Largest noise on a target action.", ge=0, added_later=True)
+    target_noise_clip: float = setting(0.5, "Clip range of target policy smoothing noise.", ge=0, added_later=True)
 
 
 class DDPGAlgorithm(TD3Algorithm[DDPGConfig]):

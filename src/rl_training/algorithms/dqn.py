@@ -23,7 +23,7 @@ class DQNConfig(QLearningConfig):
     """Settings of DQN. The defaults are those of Stable-Baselines3."""
 
     loss: Literal["huber", "mse"] = setting(
-        "huber", "Loss of an error: half its square up to 1 and linear beyond, or its square."
+        "huber", "Loss of the TD error: Huber (quadratic up to 1, then linear) or mean squared error."
     )
 
 

@@ -40,27 +40,29 @@ class DrQv2Config(OffPolicyActorCriticConfig):
     )
     updates_per_step: float = setting(
         0.5,
-        "Gradient steps per environment step, whatever the number of environments (0.25, 1, 20).",
+        "Gradient steps per environment step, counted over all environments (0.25, 1, 20).",
         ge=0,
         search=choices(0.25, 0.5, 1.0),
     )
-    n_step: int = setting(3, "Rewards that are summed before the bootstrap.", ge=1, search=choices(1, 3, 5))
+    n_step: int = setting(3, "Rewards summed before bootstrapping (n-step returns).", ge=1, search=choices(1, 3, 5))
     learning_rate: ScheduleOrFloat = setting(
         1e-4, "Learning rate of the actor, a number or a schedule.", ge=0, search=log_uniform(1e-5, 1e-3)
     )
     tau: float = setting(
         0.01,
-        "Share of the new weights in each update of the target networks.",
+        "Soft update coefficient of the target networks.",
         ge=0,
         le=1,
         search=log_uniform(1e-3, 0.1),
     )
-    shift: int = setting(4, "Largest random shift of images in each direction, in pixels (4 is for 84 x 84).", ge=0)
-    noise_clip: float = setting(0.3, "Largest noise on an action inside of updates; its deviation is noise.std.", ge=0)
+    shift: int = setting(4, "Largest random shift of images in each direction, in pixels (4 suits 84 x 84).", ge=0)
+    noise_clip: float = setting(
+        0.3, "Clip range of the action noise in updates; its standard deviation is noise.std.", ge=0
+    )
     network: PixelNetworkConfig = setting(factory=PixelNetworkConfig, help="Networks.")
     noise: NoiseConfig = setting(
         factory=_fading_noise,
-        help="Noise added to actions while exploring.",
+        help="Exploration noise added to actions.",
         search={"std": {"end": uniform(0.05, 0.3), "until": uniform(0.1, 0.8)}},
     )
 
@@ -76,9 +78,9 @@ class DrQv2Algorithm(OffPolicyActorCriticAlgorithm[DrQv2Config]):
         space = spec.observation_space
         if not has_images(space):
             raise SpaceError(
-                f"DrQv2 learns from images, a Box of uint8 with 2, 3 or 4 dimensions or a Dict with one; got {space} "
-                f"from '{spec.env_id}'. For such observations use TD3 or SAC; to learn from what the environment "
-                "renders, add the wrapper AddRenderObservation."
+                "DrQv2 needs images: a Box of uint8 with 2, 3 or 4 dimensions, or a Dict that contains one; got "
+                f"{space} from '{spec.env_id}'. For such observations use TD3 or SAC; to learn from rendered images, "
+                "add the wrapper AddRenderObservation."
             )
         super().__init__(config, spec, device, rng)
         parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}

@@ -23,13 +23,15 @@ from rl_training.policies.q_networks import ImplicitQuantileQNetwork
 class IQNConfig(QLearningConfig):
     """Settings of IQN."""
 
-    num_fractions: int = setting(64, "Fractions at which a prediction is learned.", ge=1, search=choices(8, 16, 32, 64))
-    num_target_fractions: int = setting(
-        64, "Fractions at which its target is sampled.", ge=1, search=choices(8, 16, 32, 64)
+    num_fractions: int = setting(
+        64, "Quantile fractions sampled for the prediction.", ge=1, search=choices(8, 16, 32, 64)
     )
-    num_greedy_fractions: int = setting(32, "Fractions whose mean is the value of an action.", ge=1)
-    embedding_size: int = setting(64, "Cosines that describe a fraction to the network.", ge=1)
-    kappa: float = setting(1.0, "Errors up to this size cost their square, larger ones are linear.", gt=0)
+    num_target_fractions: int = setting(
+        64, "Quantile fractions sampled for the target.", ge=1, search=choices(8, 16, 32, 64)
+    )
+    num_greedy_fractions: int = setting(32, "Quantile fractions averaged to an action value when acting.", ge=1)
+    embedding_size: int = setting(64, "Number of cosines in the embedding of a quantile fraction.", ge=1)
+    kappa: float = setting(1.0, "Threshold of the quantile Huber loss: quadratic below, linear above.", gt=0)
 
 
 class IQNAlgorithm(QLearningAlgorithm[IQNConfig, ImplicitQuantileQNetwork]):

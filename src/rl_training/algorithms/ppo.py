@@ -38,17 +38,17 @@ class PPOConfig(ActorCriticConfig):
 
     minibatch_size: int = setting(
         64,
-        "Transitions per gradient step (split evenly if they do not divide).",
+        "Minibatch size in transitions (each rollout is split into equal parts of about this size).",
         ge=1,
         search=choices(32, 64, 128, 256, 512),
     )
-    num_epochs: int = setting(10, "Passes over each rollout.", ge=1, search=choices(1, 3, 5, 10, 20))
+    num_epochs: int = setting(10, "Epochs (passes over each rollout).", ge=1, search=choices(1, 3, 5, 10, 20))
     clip_coef: ScheduleOrFloat = setting(
-        0.2, "How far the probability ratio may go from 1; a number or a schedule.", gt=0, search=uniform(0.1, 0.4)
+        0.2, "Clip range of the probability ratio, a number or a schedule.", gt=0, search=uniform(0.1, 0.4)
     )
-    clip_value_coef: float | None = setting(None, "How far a value may go from its old one; none to not clip.", gt=0)
+    clip_value_coef: float | None = setting(None, "Clip range of the value function; none to not clip.", gt=0)
     target_kl: float | None = setting(
-        None, "Stop the epochs when the approximate KL exceeds this; none for no limit.", gt=0
+        None, "Stop the epochs early when the approximate KL divergence exceeds this; none for no limit.", gt=0
     )
 
     def rows_per_update(self, num_envs: int) -> int:

@@ -22,8 +22,8 @@ from rl_training.policies.q_networks import QuantileQNetwork
 class QRDQNConfig(QLearningConfig):
     """Settings of QR-DQN."""
 
-    num_quantiles: int = setting(200, "Quantiles of each return distribution.", ge=1, search=choices(25, 50, 100, 200))
-    kappa: float = setting(1.0, "Errors up to this size cost their square, larger ones are linear.", gt=0)
+    num_quantiles: int = setting(200, "Number of quantiles per action.", ge=1, search=choices(25, 50, 100, 200))
+    kappa: float = setting(1.0, "Threshold of the quantile Huber loss: quadratic below, linear above.", gt=0)
 
 
 class QRDQNAlgorithm(QLearningAlgorithm[QRDQNConfig, QuantileQNetwork]):

@@ -17,17 +17,21 @@ from rl_training.contracts.spec import AlgorithmSpec, Regime
 class RainbowConfig(C51Config):
     """Settings of Rainbow: those of C51, with all improvements enabled and the paper's values for them."""
 
-    n_step: int = setting(3, "Rewards that are summed before the bootstrap.", ge=1, search=choices(1, 3, 5, 10))
-    prioritized: bool = setting(True, "Sample transitions in proportion to their last error.")
+    n_step: int = setting(3, "Rewards summed before bootstrapping (n-step returns).", ge=1, search=choices(1, 3, 5, 10))
+    prioritized: bool = setting(True, "Prioritised replay: sample transitions in proportion to their last TD error.")
     priority_exponent: float = setting(
-        0.5, "How much priorities matter: 0 is uniform, 1 proportional.", ge=0, search=uniform(0.2, 0.8)
+        0.5, "Priority exponent: 0 is uniform sampling, 1 is proportional to the error.", ge=0, search=uniform(0.2, 0.8)
     )
     epsilon: ScheduleOrFloat = setting(
-        0.0, "Probability of a random action when exploring, a number or a schedule.", ge=0, le=1
+        0.0, "Exploration rate: probability of a random action, a number or a schedule.", ge=0, le=1
     )
-    double: bool = setting(True, "The online network chooses the next action, the target network judges it.")
-    dueling: bool = setting(True, "Part action values into a state's value and the actions' advantages.")
-    noisy: bool = setting(True, "Explore by learned noise on the weights (an epsilon of 0 then leaves it to them).")
+    double: bool = setting(
+        True, "Double Q-learning: the online network chooses the next action, the target network evaluates it."
+    )
+    dueling: bool = setting(True, "Dueling network: state value plus advantages of the actions.")
+    noisy: bool = setting(
+        True, "Noisy networks: explore with learned noise on the weights (use an epsilon of 0 with it)."
+    )
 
 
 class RainbowAlgorithm(C51Algorithm):

@@ -32,11 +32,13 @@ def _accept(name: str, value: Any) -> AlgorithmSpec:
         raise ConfigError(f"expected an AlgorithmSpec, or a module that has one named SPEC, got {value!r:.80}")
     problems = []
     if spec.name != name:
-        problems.append(f"its entry point is named '{name}', and its SPEC says '{spec.name}'; both must be the same")
+        problems.append(
+            f"its entry point is named '{name}', but its SPEC is named '{spec.name}'; both must be the same"
+        )
     if not re.fullmatch(r"[a-z][a-z0-9_]*", spec.name):
         problems.append(f"name: expected lower-case letters, digits and underscores, got '{spec.name}'")
     if not spec.title.isidentifier():
-        problems.append(f"title: must be fit for the name of a class, got '{spec.title}'")
+        problems.append(f"title: must be a valid class name, got '{spec.title}'")
     if not (isinstance(spec.config, type) and issubclass(spec.config, AlgorithmConfig)):
         problems.append(f"config: expected a dataclass derived from AlgorithmConfig, got {spec.config!r:.80}")
     if taken := [other.name for other in ALGORITHMS.own().values() if other.title == spec.title]:

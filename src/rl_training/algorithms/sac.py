@@ -33,14 +33,16 @@ def _no_noise() -> NoiseConfig:
 class SACConfig(OffPolicyActorCriticConfig):
     """Settings of SAC."""
 
-    temperature: float | None = setting(None, "Fixed weight of the entropy; none to learn it.", ge=0)
-    initial_temperature: float = setting(1.0, "Where a learned temperature begins.", gt=0)
+    temperature: float | None = setting(None, "Fixed temperature (entropy coefficient); none to learn it.", ge=0)
+    initial_temperature: float = setting(1.0, "Initial value of a learned temperature.", gt=0)
     target_entropy: float | None = setting(
-        None, "Entropy that a learned temperature aims at; none for minus the number of action dimensions."
+        None, "Target entropy of a learned temperature; none for minus the number of action dimensions."
     )
-    policy_delay: int = setting(1, "Steps of the critics per step of the actor and of the temperature.", ge=1)
+    policy_delay: int = setting(
+        1, "Gradient steps of the critics per gradient step of the actor and the temperature.", ge=1
+    )
     noise: NoiseConfig = setting(
-        factory=_no_noise, help="Noise added to sampled actions while exploring.", search={"std": None}
+        factory=_no_noise, help="Exploration noise added to sampled actions.", search={"std": None}
     )
 
 

@@ -29,12 +29,15 @@ class TD3Config(OffPolicyActorCriticConfig):
     """Settings of TD3. Learning rates, sizes and noise are those of the authors' published code."""
 
     policy_delay: int = setting(
-        2, "Steps of the critics per step of the actor and of the targets.", ge=1, search=choices(1, 2, 4)
+        2,
+        "Gradient steps of the critics per update of the actor and the target networks.",
+        ge=1,
+        search=choices(1, 2, 4),
     )
     target_noise: float = setting(
-        0.2, "Standard deviation of the noise on target actions.", ge=0, search=uniform(0.0, 0.5)
+        0.2, "Standard deviation of target policy smoothing noise.", ge=0, search=uniform(0.0, 0.5)
     )
-    target_noise_clip: float = setting(0.5, "Largest noise on a target action.", ge=0)
+    target_noise_clip: float = setting(0.5, "Clip range of target policy smoothing noise.", ge=0)
 
 
 TD3ConfigT = TypeVar("TD3ConfigT", bound=TD3Config)

@@ -38,17 +38,24 @@ class TRPOConfig(AdvantageConfig):
     learning_rate: ScheduleOrFloat = setting(
         1e-3, "Learning rate of the critic, a number or a schedule.", ge=0, search=log_uniform(1e-5, 1e-2)
     )
-    max_grad_norm: float | None = setting(None, "Largest global norm of the critic's gradient; none to not clip.", gt=0)
+    max_grad_norm: float | None = setting(
+        None, "Clip the critic's gradient to this global norm; none to not clip.", gt=0
+    )
     target_kl: float = setting(
-        0.01, "Largest mean KL from the old policy to the new one.", gt=0, search=log_uniform(1e-3, 0.1)
+        0.01,
+        "Trust region: largest mean KL divergence from the old policy to the new one.",
+        gt=0,
+        search=log_uniform(1e-3, 0.1),
     )
-    cg_iterations: int = setting(15, "Iterations of the conjugate gradient.", ge=1, search=integers(5, 30))
-    cg_damping: float = setting(0.1, "Added to the diagonal of the Fisher matrix.", ge=0, search=log_uniform(1e-3, 0.5))
-    line_search_tries: int = setting(10, "Lengths that the line search tries.", ge=1)
+    cg_iterations: int = setting(15, "Iterations of the conjugate gradient method.", ge=1, search=integers(5, 30))
+    cg_damping: float = setting(
+        0.1, "Damping: added to the diagonal of the Fisher matrix.", ge=0, search=log_uniform(1e-3, 0.5)
+    )
+    line_search_tries: int = setting(10, "Step sizes that the line search tries.", ge=1)
     line_search_shrink: float = setting(
-        0.8, "Each length as a share of the one before.", gt=0, lt=1, search=uniform(0.5, 0.9)
+        0.8, "Factor between step sizes of the line search.", gt=0, lt=1, search=uniform(0.5, 0.9)
     )
-    critic_epochs: int = setting(10, "Passes of the critic over each rollout.", ge=1, search=integers(5, 30))
+    critic_epochs: int = setting(10, "Epochs of the critic (passes over each rollout).", ge=1, search=integers(5, 30))
     minibatch_size: int = setting(
         128, "Transitions per gradient step of the critic.", ge=1, search=choices(32, 64, 128, 256, 512)
     )
@@ -61,7 +68,7 @@ class TRPOConfig(AdvantageConfig):
         """See `AlgorithmConfig.problems`."""
         found = super().problems()
         if self.network.shared:
-            found.append("network > shared: TRPO moves the actor alone, so it cannot share layers with the critic")
+            found.append("network > shared: must be false for TRPO, which updates the actor separately from the critic")
         return found
 
 

@@ -35,13 +35,13 @@ class RecurrentPPOConfig(PPOConfig):
     num_steps: int = setting(128, "Steps of each environment per rollout.", ge=1, search=choices(32, 64, 128, 256, 512))
     minibatch_size: int = setting(
         128,
-        "Transitions per gradient step, at least one sequence (split evenly if they do not divide).",
+        "Minibatch size in transitions, at least one sequence (rollouts are split into equal parts of about this size).",
         ge=1,
         search=choices(64, 128, 256, 512),
     )
     sequence_length: int | None = setting(
         32,
-        "Steps through which gradients flow back in time; none for whole rollouts.",
+        "Length of truncated backpropagation through time; none for whole rollouts.",
         ge=1,
         search=choices(8, 16, 32, 64),
     )
@@ -51,10 +51,10 @@ class RecurrentPPOConfig(PPOConfig):
         """See `AlgorithmConfig.problems`."""
         found = super().problems()
         if self.network.shared and self.memory.critic == "separate":
-            found.append("network > shared: layers behind two memories cannot be shared; set memory.critic to shared")
+            found.append("network > shared: needs a shared memory; set memory.critic to shared")
         for name in ("actor", "critic"):
             if getattr(self.network, name) != "mlp":
-                found.append(f"network > {name}: registered networks have no place behind a memory; only 'mlp' has")
+                found.append(f"network > {name}: must be 'mlp'; registered networks are not supported after a memory")
         return found
 
 

@@ -96,7 +96,7 @@ class ActorCriticPolicy(nn.Module):
         rng: np.random.Generator | None = None,
     ) -> ActOutput:
         """See `Policy.act`. Extras, when exploring: `logprobs` and `values`."""
-        assert deterministic or rng is not None, "stochastic actions need an owned random stream"
+        assert deterministic or rng is not None, "stochastic actions need a random generator: pass rng"
         if action_mask is not None:
             obs = put_mask(obs, action_mask, self.masked)
         quick = self._choose(as_arrays(obs), None if deterministic else rng)

@@ -56,7 +56,7 @@ class OffPolicyNetworkConfig:
     encoder_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of the encoder.", added_later=True)
     actor: str = setting(
         "mlp",
-        "Actor behind the encoder, by name: 'mlp' has actor_sizes; others are registered.",
+        "Actor network after the encoder, by name: 'mlp' (sized by actor_sizes) or a registered one.",
         registry=NETWORKS,
         added_later=True,
     )
@@ -65,7 +65,7 @@ class OffPolicyNetworkConfig:
     )
     critic: str = setting(
         "mlp",
-        "Each critic behind the encoder, by name: 'mlp' has critic_sizes; others are registered.",
+        "Critic network after the encoder, by name: 'mlp' (sized by critic_sizes) or a registered one.",
         registry=NETWORKS,
         added_later=True,
     )
@@ -231,7 +231,7 @@ class ContinuousPolicy(nn.Module):
             outputs = self._outputs(as_arrays(obs))
             action = self._mode(obs) if outputs is None else torch.from_numpy(self.choose(outputs, None))
         else:
-            assert rng is not None, "exploring needs an owned random stream"
+            assert rng is not None, "exploration needs a random generator: pass rng"
             quick = self.act_on_arrays(as_arrays(obs), rng)
             if quick is not None:
                 return ActOutput(torch.from_numpy(quick), {})

@@ -64,7 +64,7 @@ def _check_features(name: str, encoder: Encoder, space: spaces.Space[Any]) -> No
     """Check an encoder on two observations, so that a wrong `num_features` fails here and not in a later layer."""
     width = getattr(encoder, "num_features", None)
     if not isinstance(width, (int, np.integer)):
-        raise SpaceError(f"encoder '{name}' must say how many features it gives: set self.num_features, an int")
+        raise SpaceError(f"encoder '{name}' must set self.num_features, an int: the number of features it returns")
     modes = {part: part.training for part in encoder.modules()}
     encoder.eval()  # so that the trial batch does not change running statistics
     try:
@@ -78,8 +78,8 @@ def _check_features(name: str, encoder: Encoder, space: spaces.Space[Any]) -> No
         part.training = training
     if tuple(features.shape) != (2, width) or features.dtype != torch.get_default_dtype():
         raise SpaceError(
-            f"encoder '{name}' says that its num_features is {width}, so two observations should give float32 of shape "
-            f"(2, {width}); they gave {features.dtype} of shape {tuple(features.shape)}"
+            f"encoder '{name}' has num_features {width}, so two observations should give float32 of shape (2, "
+            f"{width}); got {features.dtype} of shape {tuple(features.shape)}"
         )
 
 
@@ -283,7 +283,7 @@ class DictEncoder(Encoder):
         if not isinstance(space, spaces.Dict):
             raise SpaceError(f"the 'dict' encoder needs a Dict observation space, got {space}")
         if images != "auto" and not has_images(space):
-            raise SpaceError(f"encoder '{images}' is for images, and there are none in {space}")
+            raise SpaceError(f"encoder '{images}' needs images, but there are none in {space}")
         for key, part in space.spaces.items():
             if isinstance(part, spaces.Dict):
                 raise SpaceError(f"observation '{key}' is a Dict inside a Dict; flatten it with a wrapper: {space}")

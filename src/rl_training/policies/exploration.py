@@ -28,13 +28,13 @@ class NoiseConfig:
     """Action noise: added to actions in [-1, 1] while exploring."""
 
     kind: Literal["none", "gaussian", "ou"] = setting(
-        "gaussian", "None, independent in each step, or correlated over time (Ornstein-Uhlenbeck)."
+        "gaussian", "Noise: none, independent in each step (gaussian), or Ornstein-Uhlenbeck (ou)."
     )
     std: ScheduleOrFloat = setting(
         0.1, "Standard deviation (ou: of the driving noise); may be scheduled.", ge=0, search=uniform(0.0, 0.5)
     )
-    theta: float = setting(0.15, "How strongly correlated noise is drawn back to zero (ou).", ge=0)
-    dt: float = setting(0.01, "Length of a time step of correlated noise (ou).", gt=0)
+    theta: float = setting(0.15, "Mean reversion rate of correlated noise (ou).", ge=0)
+    dt: float = setting(0.01, "Time step of correlated noise (ou).", gt=0)
 
 
 def gaussian_noise(std: Tensor, normal: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class RandomPolicy:
         """See `Policy.act`. Actions are random even if `deterministic`."""
         if action_mask is not None:
             obs = put_mask(obs, action_mask, self.masked)
-        assert rng is not None, "random actions need an owned random stream"
+        assert rng is not None, "random actions need a random generator: pass rng"
         first = next(iter(obs.values())) if isinstance(obs, Mapping) else obs
         num_rows, space = first.shape[0], self.action_space
         if isinstance(space, spaces.Discrete):

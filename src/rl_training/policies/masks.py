@@ -61,7 +61,7 @@ class UnmaskedEncoder(Encoder):
         super().__init__()
         rest = {key: part for key, part in space.spaces.items() if key != ACTION_MASK}
         if not rest:
-            raise SpaceError(f"the observation has nothing but an action mask: {space}")
+            raise SpaceError(f"the observation contains only an action mask: {space}")
         self.single = set(rest) == {"observation"} and not isinstance(rest["observation"], spaces.Dict)
         self.encoder = make_encoder(name, rest["observation"] if self.single else spaces.Dict(rest), kwargs)
         self.num_features = self.encoder.num_features

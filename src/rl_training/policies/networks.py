@@ -35,14 +35,14 @@ class ActorCriticNetworkConfig:
         (64, 64), "Widths of the critic's hidden layers.", ge=1, search=SameAs("network.actor_sizes")
     )
     activation: Activation = setting("tanh", "Activation between layers.", search=choices("tanh", "relu"))
-    shared: bool = setting(False, "Actor and critic share encoder and hidden layers (needs equal sizes).")
+    shared: bool = setting(False, "Share the encoder and hidden layers between actor and critic (needs equal sizes).")
     encoder: str = setting(
         "auto", "Encoder of observations, by name; 'auto' chooses by the observation space.", registry=ENCODERS
     )
     encoder_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of the encoder.", added_later=True)
     actor: str = setting(
         "mlp",
-        "Actor behind the encoder, by name: 'mlp' has actor_sizes; others are registered.",
+        "Actor network after the encoder, by name: 'mlp' (sized by actor_sizes) or a registered one.",
         registry=NETWORKS,
         added_later=True,
     )
@@ -51,21 +51,21 @@ class ActorCriticNetworkConfig:
     )
     critic: str = setting(
         "mlp",
-        "Critic behind the encoder, by name: 'mlp' has critic_sizes; others are registered.",
+        "Critic network after the encoder, by name: 'mlp' (sized by critic_sizes) or a registered one.",
         registry=NETWORKS,
         added_later=True,
     )
     critic_kwargs: dict[str, Any] = setting(
         factory=dict, help="Keyword arguments of a registered critic.", added_later=True
     )
-    orthogonal_init: bool = setting(True, "Orthogonal weights and zero biases instead of torch's initialisation.")
+    orthogonal_init: bool = setting(True, "Orthogonal initialisation with zero biases, instead of torch's default.")
     log_std_init: float = setting(0.0, "Initial log standard deviation of continuous actions.")
 
     def problems(self) -> list[str]:
         """Combinations that cannot work."""
         found = kwargs_problems(self, "actor", "critic")
         if self.shared and (self.actor, self.critic) != ("mlp", "mlp"):
-            found.append(f"shared: is for two networks 'mlp', got '{self.actor}' and '{self.critic}'")
+            found.append(f"shared: needs actor and critic to be 'mlp', got '{self.actor}' and '{self.critic}'")
         if self.shared and self.actor_sizes != self.critic_sizes:
             sizes = f"{self.actor_sizes} and {self.critic_sizes}"
             found.append(f"shared: needs equal actor_sizes and critic_sizes, got {sizes}")
@@ -75,7 +75,7 @@ class ActorCriticNetworkConfig:
 def kwargs_problems(config: Any, *names: str) -> list[str]:
     """Problems: keyword arguments given for 'mlp', which takes none."""
     return [
-        f"{name}_kwargs: are for a registered network, and {name} is 'mlp'"
+        f"{name}_kwargs: only for registered networks, but {name} is 'mlp'"
         for name in names
         if getattr(config, name) == "mlp" and getattr(config, f"{name}_kwargs")
     ]

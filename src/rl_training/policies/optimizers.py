@@ -43,7 +43,7 @@ class OptimizerConfig:
 
     name: str = setting(
         "adam",
-        "Optimizer: adam, adamw, rmsprop or sgd, a class of torch.optim (RAdam), or a registered one.",
+        "Optimizer: adam, adamw, rmsprop, sgd, another class of torch.optim (such as RAdam), or a registered one.",
         registry=OPTIMIZERS,
     )
     eps: float = setting(1e-5, "Added to the denominator (adam, adamw, rmsprop).", gt=0, search=log_uniform(1e-8, 1e-3))
@@ -52,16 +52,20 @@ class OptimizerConfig:
     momentum: float = setting(0.0, "Momentum (rmsprop, sgd).", ge=0, lt=1)
     weight_decay: float = setting(0.0, "Weight decay (decoupled for adamw, added to the gradient otherwise).", ge=0)
     kwargs: dict[str, Any] = setting(
-        factory=dict, help="Keyword arguments of another optimizer, whose settings are these alone.", added_later=True
+        factory=dict,
+        help="Keyword arguments of an optimizer other than adam, adamw, rmsprop and sgd.",
+        added_later=True,
     )
 
     def problems(self) -> list[str]:
         """Combinations that cannot work."""
         found = []
         if self.name in OWN and self.kwargs:
-            found.append(f"kwargs: are for other optimizers; {self.name} has the settings beside it")
+            found.append(
+                f"kwargs: only for other optimizers; {self.name} takes its settings directly (eps, betas, ...)"
+            )
         if "lr" in self.kwargs:
-            found.append("kwargs: 'lr' is set by the algorithm's learning_rate")
+            found.append("kwargs: 'lr' is not accepted here; set the algorithm's learning_rate instead")
         return found
 
     def make(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -115,19 +119,19 @@ def check_optimizer(optimizer: OptimizerConfig, device: torch.device) -> Slots:
         raise
     except Exception as error:
         raise ConfigError(
-            f"optimizer: {optimizer.name} cannot be used: it fails on a step of one flat parameter: "
-            f"{type(error).__name__}: {error}"
+            f"optimizer: {optimizer.name} cannot be used: a step on one flat parameter fails: {type(error).__name__}: "
+            f"{error}"
         ) from error
     joined = torch.cat([part.detach().reshape(-1) for part in parts])
     if not torch.allclose(flat[0].detach(), joined, rtol=1e-4, atol=1e-6):
         raise ConfigError(
-            f"optimizer: {optimizer.name} cannot be used: it treats each parameter as a whole (its matrix, its norm), "
-            "and here the weights of a network are one flat tensor. Choose one that works element by element"
+            f"optimizer: {optimizer.name} cannot be used: it treats each parameter as a whole (its matrix or norm), "
+            "but here all weights of a network are one flat tensor. Choose an element-wise optimizer"
         )
     if changed := sorted(name for name, value in _group(whole).items() if value != before.get(name)):
         raise ConfigError(
             f"optimizer: {optimizer.name} cannot be used: it changes {', '.join(changed)} of its parameter group, "
-            "which checkpoints do not keep"
+            "which checkpoints do not save"
         )
     tensors, numbers = set(), {}
     for name, value in whole.state[flat[0]].items():

@@ -53,7 +53,11 @@ class ParameterStore(Stateful):
     @property
     def why_plain(self) -> str:
         """Why the optimizer's step is not recorded; empty if it is."""
-        return "" if self.is_fused else f"{type(self.optimizer).__name__} reads its learning rate as a number"
+        return (
+            ""
+            if self.is_fused
+            else f"{type(self.optimizer).__name__} needs its learning rate as a number, not as a tensor"
+        )
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """All parameters by name, including frozen ones. With several parts, names begin with the part's name."""
@@ -77,7 +81,7 @@ class ParameterStore(Stateful):
         self.parameters = list(named.values())
         self._all = list(self.named_parameters().values())
         if len({parameter.dtype for parameter in self._all}) != 1:
-            raise ValueError(f"a store needs parameters of one type, got {[p.dtype for p in self._all]}")
+            raise ValueError(f"all parameters of a store must have the same dtype, got {[p.dtype for p in self._all]}")
         self.slices, size = layout(named)
         self._learning = [parameter.requires_grad for parameter in self._all]
         self.flat = nn.Parameter(self._all[0].new_zeros(size))
@@ -197,7 +201,7 @@ class ParameterStore(Stateful):
         if state["kind"] != type(self.optimizer).__name__:
             raise CheckpointError(f"the optimizer is {type(self.optimizer).__name__}, the checkpoint's {state['kind']}")
         if type(state["step"]) is not int or not 0 <= state["step"] <= MAX_NUMBER:
-            raise CheckpointError(f"the optimizer's step is {state['step']!r:.60}")
+            raise CheckpointError(f"the optimizer's step count is invalid: {state['step']!r:.60}")
         saved = {slot: tensors for slot, tensors in state.items() if slot not in ("kind", "step", "numbers")}
         slots = self._read_slots(saved) if saved or "numbers" in state else {}  # none before the first step
         if slots:
@@ -239,7 +243,7 @@ class ParameterStore(Stateful):
             elif type(value) is type(example):
                 found[name] = value
             else:
-                raise CheckpointError(f"the optimizer's {name} is {value!r:.60}")
+                raise CheckpointError(f"the optimizer's {name} has the wrong type: {value!r:.60}")
         return found
 
 

@@ -35,11 +35,11 @@ class PixelNetworkConfig(OffPolicyNetworkConfig):
     )
     encoder: str = setting(
         "drq_cnn",
-        "Encoder of images, by name; 'auto' chooses by the observation space. Of a Dict, of its images.",
+        "Image encoder, by name; 'auto' chooses by the observation space. With a Dict, it encodes the images in it.",
         registry=ENCODERS,
     )
     feature_size: int = setting(
-        50, "Features to which actor and critics each reduce the encoder's.", ge=1, search=choices(50, 100)
+        50, "Size to which actor and critics each project the encoder's features.", ge=1, search=choices(50, 100)
     )
 
 

@@ -47,7 +47,7 @@ class QNetworkConfig:
     encoder_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of the encoder.", added_later=True)
     critic: str = setting(
         "mlp",
-        "Q-network behind the encoder, by name: 'mlp' has sizes; others are registered.",
+        "Q-network after the encoder, by name: 'mlp' (sized by sizes) or a registered one.",
         registry=NETWORKS,
         added_later=True,
     )
@@ -97,7 +97,7 @@ class QNetwork(nn.Module):
         if network.critic == "mlp":
             self.head = linear(self.num_features, width)
         elif noisy:
-            raise ConfigError(f"network > critic: '{network.critic}' is no noisy network; set noisy to false")
+            raise ConfigError(f"network > critic: '{network.critic}' has no noisy layers; set noisy to false")
         else:
             self.head = OwnNetwork(network.critic, self.num_features, width, network.critic_kwargs, "critic")
 
@@ -288,7 +288,7 @@ class QPolicy(nn.Module, Generic[NetworkT]):
             obs = put_mask(obs, action_mask, self.network.masked)
         network = self.network
         if not deterministic:
-            assert rng is not None, "exploring actions need an owned random stream"
+            assert rng is not None, "exploration needs a random generator: pass rng"
             if network.noisy:
                 reset_noise(network, rng)
         quick = self._quick(as_arrays(obs))

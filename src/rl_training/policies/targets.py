@@ -53,7 +53,7 @@ class Target(Stateful, Generic[ModuleT]):
         trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
         spans = {id(p): span for p, (span, _) in zip(store.parameters, store.slices.values(), strict=True)}
         if any(id(p) not in spans for p in trainable.values()):
-            raise ValueError("the store was built over another module than the one to copy")
+            raise ValueError("the parameter store belongs to a different module than the one to copy")
         self._online = dict(module.named_parameters())
         self.module = duplicate.eval().requires_grad_(False)
         first = min((spans[id(p)].start for p in trainable.values()), default=0)

@@ -40,20 +40,22 @@ class OffPolicyActorCriticConfig(OffPolicyConfig):
         3e-4, "Learning rate of the actor, a number or a schedule.", ge=0, search=log_uniform(1e-5, 1e-2)
     )
     critic_learning_rate: ScheduleOrFloat | None = setting(
-        None, "Learning rate of the critics, a number or a schedule; none for learning_rate.", ge=0
+        None, "Learning rate of the critics, a number or a schedule; none for the value of learning_rate.", ge=0
     )
     tau: float = setting(
         0.005,
-        "Share of the new weights in each update of the target networks.",
+        "Soft update coefficient of the target networks.",
         ge=0,
         le=1,
         search=log_uniform(1e-3, 0.1),
     )
-    num_critics: int = setting(2, "Critics in the ensemble; targets take the smallest.", ge=1)
-    max_grad_norm: float | None = setting(None, "Largest norm of each network's gradient; none to not clip.", gt=0)
+    num_critics: int = setting(2, "Number of critics; targets use their minimum.", ge=1)
+    max_grad_norm: float | None = setting(
+        None, "Clip the gradient of each network to this norm; none to not clip.", gt=0
+    )
     network: OffPolicyNetworkConfig = setting(factory=OffPolicyNetworkConfig, help="Networks.")
     optimizer: OptimizerConfig = setting(factory=_adam, help="Optimizer.")
-    noise: NoiseConfig = setting(factory=NoiseConfig, help="Noise added to actions while exploring.")
+    noise: NoiseConfig = setting(factory=NoiseConfig, help="Exploration noise added to actions.")
 
 
 OffPolicyActorCriticConfigT = TypeVar("OffPolicyActorCriticConfigT", bound=OffPolicyActorCriticConfig)

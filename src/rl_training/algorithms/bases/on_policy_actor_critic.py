@@ -39,11 +39,15 @@ class AdvantageConfig(OnPolicyConfig):
         le=1,
         search=choices(0.8, 0.9, 0.95, 0.98, 1.0),
     )
-    normalize_advantage: bool = setting(True, "Normalise advantages to zero mean and unit deviation per gradient step.")
-    max_grad_norm: float | None = setting(
-        0.5, "Largest global norm of the gradient; none to not clip.", gt=0, search=choices(0.3, 0.5, 1.0, 2.0, 5.0)
+    normalize_advantage: bool = setting(
+        True, "Normalise advantages to zero mean and unit standard deviation in each minibatch."
     )
-    box_actions: BoxActions = setting("clip", "How real-valued actions stay within a Box space's bounds.")
+    max_grad_norm: float | None = setting(
+        0.5, "Clip the gradient to this global norm; none to not clip.", gt=0, search=choices(0.3, 0.5, 1.0, 2.0, 5.0)
+    )
+    box_actions: BoxActions = setting(
+        "clip", "How continuous actions are kept within the bounds of a Box action space."
+    )
     network: ActorCriticNetworkConfig = setting(factory=ActorCriticNetworkConfig, help="Networks.")
     optimizer: OptimizerConfig = setting(factory=OptimizerConfig, help="Optimizer.")
 
@@ -90,10 +94,8 @@ class AdvantageAlgorithm(Algorithm[AdvantageConfigT], Generic[AdvantageConfigT])
 class ActorCriticConfig(AdvantageConfig):
     """Settings shared by algorithms that train actor and critic with one loss."""
 
-    ent_coef: float = setting(
-        0.0, "Weight of the entropy bonus.", ge=0, search=choices(0.0, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1)
-    )
-    vf_coef: float = setting(0.5, "Weight of the value loss.", ge=0, search=uniform(0.2, 2.0))
+    ent_coef: float = setting(0.0, "Entropy coefficient.", ge=0, search=choices(0.0, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1))
+    vf_coef: float = setting(0.5, "Value loss coefficient.", ge=0, search=uniform(0.2, 2.0))
 
 
 ActorCriticConfigT = TypeVar("ActorCriticConfigT", bound=ActorCriticConfig)

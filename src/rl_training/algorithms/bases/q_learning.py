@@ -34,11 +34,14 @@ class QLearningConfig(OffPolicyConfig):
 
     batch_size: int = setting(32, "Transitions per gradient step.", ge=1, search=choices(32, 64, 128, 256))
     num_steps: int = setting(
-        4, "Steps of each environment between rounds of gradient steps.", ge=1, search=choices(1, 4, 16, 64, 256)
+        4,
+        "Steps of each environment between updates (one update may be several gradient steps).",
+        ge=1,
+        search=choices(1, 4, 16, 64, 256),
     )
     updates_per_step: float = setting(
         0.25,
-        "Gradient steps per environment step, whatever the number of environments (0.25, 1, 20).",
+        "Gradient steps per environment step, counted over all environments (0.25, 1, 20).",
         ge=0,
         search=choices(0.125, 0.25, 0.5, 1.0),
     )
@@ -47,24 +50,26 @@ class QLearningConfig(OffPolicyConfig):
     )
     epsilon: ScheduleOrFloat = setting(
         Linear(1.0, 0.05, until=0.1),
-        "Probability of a random action when exploring, a number or a schedule.",
+        "Exploration rate: probability of a random action, a number or a schedule.",
         ge=0,
         le=1,
         search={"end": uniform(0.0, 0.2), "until": uniform(0.02, 0.5)},
     )
-    double: bool = setting(False, "The online network chooses the next action, the target network judges it.")
-    dueling: bool = setting(False, "Part action values into a state's value and the actions' advantages.")
-    noisy: bool = setting(False, "Explore by learned noise on the weights (an epsilon of 0 then leaves it to them).")
-    tau: float = setting(
-        1.0, "How far an update moves the target network towards the online network; 1 copies.", gt=0, le=1
+    double: bool = setting(
+        False, "Double Q-learning: the online network chooses the next action, the target network evaluates it."
     )
+    dueling: bool = setting(False, "Dueling network: state value plus advantages of the actions.")
+    noisy: bool = setting(
+        False, "Noisy networks: explore with learned noise on the weights (use an epsilon of 0 with it)."
+    )
+    tau: float = setting(1.0, "Soft update coefficient of the target network; 1 copies the online network.", gt=0, le=1)
     target_update_every: int = setting(
         2500,
         "Gradient steps between updates of the target network.",
         ge=1,
         search=integers(10, 10_000, log=True),
     )
-    max_grad_norm: float | None = setting(10.0, "Largest global norm of the gradient; none to not clip.", gt=0)
+    max_grad_norm: float | None = setting(10.0, "Clip the gradient to this global norm; none to not clip.", gt=0)
     network: QNetworkConfig = setting(factory=QNetworkConfig, help="Network.")
     optimizer: OptimizerConfig = setting(factory=_adam, help="Optimizer.")
 

@@ -140,7 +140,7 @@ class RecurrentActorCriticPolicy(nn.Module):
         if deterministic:
             action = distribution.mode()
         else:
-            assert rng is not None, "stochastic actions need an owned random stream"
+            assert rng is not None, "stochastic actions need a random generator: pass rng"
             action = distribution.sample(self.head.draw_noise(rng, values.shape[0], values.device))
         extras = {"logprobs": distribution.log_prob(action), "values": values}
         return ActOutput(self.head.unflatten(action), extras, after)
