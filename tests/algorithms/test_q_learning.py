@@ -274,7 +274,7 @@ def test_weights_scale_the_loss(name):
         losses.append((result.metrics["loss/critic"].item(), result.metrics["train/gradient_norm"].item()))
     assert losses[1] == pytest.approx((0.5 * losses[0][0], 0.5 * losses[0][1]), rel=1e-5)
     # a single row with weight: the sixth part of its own loss
-    alone = TransitionBatch(*(x[:1] for x in batch))._replace(weight=torch.ones(1))
+    alone = TransitionBatch(*(x[:1] for x in batch[:7]))._replace(weight=torch.ones(1))
     if name != "iqn":  # whose fractions depend on the number of rows
         single = make(name).update(alone, progress()).metrics["loss/critic"].item()
         assert losses[2][0] == pytest.approx(single / B, rel=1e-4)

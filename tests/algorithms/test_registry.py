@@ -22,10 +22,10 @@ from rl_training.contracts.plugins import NETWORKS
 from rl_training.contracts.random import random_stream
 from rl_training.contracts.schedule import Linear, Schedule
 from rl_training.contracts.spec import EnvSpec, OffPolicyConfig, Regime
-from rl_training.contrib.recurrent_ppo import RecurrentPPOConfig
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.experiment.config import TrainConfig, read_config
 from rl_training.experiment.presets import presets
+from rl_training.policies.networks import ActorCriticNetworkConfig
 from tests.small import small_settings
 
 SPECS = registry()
@@ -160,12 +160,14 @@ def all_changed(config):
     if hasattr(config, "v_min"):
         config.v_min = 0.5  # so that what `another` makes of it stays below the other end
     changed = type(config)(**{f.name: another(hints[f.name], f, getattr(config, f.name)) for f in fields})
-    if hasattr(changed, "shared"):
-        changed.shared = False  # as it has to be with registered networks
+    if hasattr(config, "critic_kwargs"):  # registered networks refuse the settings of `mlp`
+        for name in NO_NETWORKS.keys() & {field.name for field in fields}:
+            setattr(changed, name, NO_NETWORKS[name])
+    if isinstance(changed, ActorCriticNetworkConfig):
+        changed.actor_dropout = changed.critic_dropout = 0.0  # as on-policy updates demand
+        changed.shared = False  # as TRPO demands
     if isinstance(changed, OffPolicyConfig):
         changed.sampler_kwargs = {}  # a sampler cannot be set beside priorities, and has a test of its own
-    if isinstance(changed, RecurrentPPOConfig):
-        changed.network = dataclasses.replace(changed.network, **NO_NETWORKS)
     return changed
 
 

@@ -87,7 +87,7 @@ class DrQv2Algorithm(OffPolicyActorCriticAlgorithm[DrQv2Config]):
 
     def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
         """Update the encoder and the critics, then the actor, then the targets."""
-        rates = self.learning_rates(progress)
+        rates = self.start_update(batch, progress)
         std = value_of(self.config.noise.std, progress.fraction)
         shifted = batch._replace(obs=self.shifted(batch.obs), next_obs=self.shifted(batch.next_obs))
         next_noise, noise = std * self.draw_noise(batch), std * self.draw_noise(batch)

@@ -75,7 +75,7 @@ class SACAlgorithm(OffPolicyActorCriticAlgorithm[SACConfig]):
 
     def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
         """Update the critics; every `policy_delay` updates also the actor and the temperature; then the targets."""
-        rates = self.learning_rates(progress)
+        rates = self.start_update(batch, progress)
         update_actor = (progress.updates + 1) % self.config.policy_delay == 0
         next_noise = self.draw_noise(batch)
         noise = self.draw_noise(batch) if update_actor else None

@@ -59,7 +59,7 @@ class TD3Algorithm(OffPolicyActorCriticAlgorithm[TD3ConfigT], Generic[TD3ConfigT
 
     def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
         """Update the critics; every `policy_delay` updates also the actor and then the targets."""
-        rates = self.learning_rates(progress)
+        rates = self.start_update(batch, progress)
         update_actor = (progress.updates + 1) % self.config.policy_delay == 0
         noise = self.draw_noise(batch) if self.config.target_noise > 0 else None
         return self.result(self.gradient_steps(batch, noise=noise, update_actor=update_actor, **rates), rates)

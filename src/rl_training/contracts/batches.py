@@ -84,6 +84,8 @@ class TransitionBatch(NamedTuple):
     """Importance weights; ones unless sampling is prioritised."""
     indices: Tensor
     """Index of each row in the replay buffer, for updating priorities."""
+    extras: Mapping[str, Tensor] = {}
+    """Further columns [B, ...] by name: `log_prob` of the behaviour policy, `return_to_go`, `next_action`, ..."""
 
 
 class RolloutBatch(NamedTuple):

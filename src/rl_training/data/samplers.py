@@ -365,6 +365,6 @@ class MixedSampler(Stateful):
 
 
 def _join(a: Any, b: Any) -> Any:
-    if isinstance(a, dict):
-        return {key: torch.cat([a[key], b[key]]) for key in a}
+    if isinstance(a, dict):  # an observation; or extras, of which both samplers must have the same
+        return {key: torch.cat([a[key], b[key]]) for key in a if key in b}
     return torch.cat([a, b])

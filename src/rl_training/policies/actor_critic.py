@@ -15,6 +15,7 @@ from rl_training.contracts.batches import Observation, as_arrays, device_of, num
 from rl_training.contracts.spec import BoxActions, EnvSpec
 from rl_training.policies.distributions import Distribution
 from rl_training.policies.heads import ActionHead
+from rl_training.policies.layers import LayerOptions
 from rl_training.policies.masks import make_policy_encoder, mask_array, mask_of, put_mask
 from rl_training.policies.networks import ActorCriticNetworkConfig, OwnNetwork, make_mlp, orthogonal_
 
@@ -28,9 +29,9 @@ class ActorCriticPolicy(nn.Module):
         self.shared = network.shared
         self.masked = spec.action_masks
 
-        def trunk(sizes: tuple[int, ...]) -> tuple[nn.Sequential, int]:
+        def trunk(sizes: tuple[int, ...], options: LayerOptions) -> tuple[nn.Sequential, int]:
             encoder = make_policy_encoder(network.encoder, spec, network.encoder_kwargs)
-            layers, width = make_mlp(encoder.num_features, sizes, network.activation)
+            layers, width = make_mlp(encoder.num_features, sizes, network.activation, options)
             return nn.Sequential(encoder, layers), width
 
         def own(name: str, num_outputs: int, kwargs: dict[str, Any], where: str) -> nn.Sequential:
@@ -38,7 +39,7 @@ class ActorCriticPolicy(nn.Module):
             return nn.Sequential(encoder, OwnNetwork(name, encoder.num_features, num_outputs, kwargs, where))
 
         if network.actor == "mlp":
-            self.actor, actor_width = trunk(network.actor_sizes)
+            self.actor, actor_width = trunk(network.actor_sizes, network.actor_options())
             self.head = ActionHead(spec.action_space, actor_width, network.log_std_init)
         else:
             self.head = ActionHead(spec.action_space, None, network.log_std_init)
@@ -48,7 +49,7 @@ class ActorCriticPolicy(nn.Module):
         if self.shared:
             self.value_head = nn.Linear(actor_width, 1)
         elif network.critic == "mlp":
-            self.critic, critic_width = trunk(network.critic_sizes)
+            self.critic, critic_width = trunk(network.critic_sizes, network.critic_options())
             self.value_head = nn.Linear(critic_width, 1)
         else:
             self.critic = own(network.critic, 1, network.critic_kwargs, "critic")

@@ -20,7 +20,6 @@ from rl_training.contracts.algorithm import ActOutput
 from rl_training.contracts.arrays import AnyArray, ArrayObservation
 from rl_training.contracts.batches import Observation, as_arrays, num_rows
 from rl_training.contracts.errors import SpaceError
-from rl_training.contracts.plugins import ENCODERS, NETWORKS
 from rl_training.contracts.schedule import value_of
 from rl_training.contracts.settings import SameAs, choices, documented, setting
 from rl_training.contracts.spec import BoxActions, EnvSpec
@@ -29,7 +28,7 @@ from rl_training.policies.distributions import normal_noise
 from rl_training.policies.encoders import Encoder, make_encoder
 from rl_training.policies.ensemble import EnsembleCritic
 from rl_training.policies.exploration import NoiseConfig, gaussian_noise, ou_noise
-from rl_training.policies.networks import Activation, OwnNetwork, kwargs_problems, make_mlp
+from rl_training.policies.networks import Activation, ActorAndCriticConfig, OwnNetwork, make_mlp
 
 LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of a squashed Gaussian's log standard deviation (Haarnoja et al. 2018, their published code)."""
@@ -37,7 +36,7 @@ LOG_STD_RANGE = (-20.0, 2.0)
 
 @documented
 @dataclass
-class OffPolicyNetworkConfig:
+class OffPolicyNetworkConfig(ActorAndCriticConfig):
     """Networks of an actor and its critics."""
 
     actor_sizes: tuple[int, ...] = setting(
@@ -50,32 +49,6 @@ class OffPolicyNetworkConfig:
         (256, 256), "Widths of each critic's hidden layers.", ge=1, search=SameAs("network.actor_sizes")
     )
     activation: Activation = setting("relu", "Activation between layers.", search=choices("tanh", "relu"))
-    encoder: str = setting(
-        "auto", "Encoder of observations, by name; 'auto' chooses by the observation space.", registry=ENCODERS
-    )
-    encoder_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of the encoder.", added_later=True)
-    actor: str = setting(
-        "mlp",
-        "Actor behind the encoder, by name: 'mlp' has actor_sizes; others are registered.",
-        registry=NETWORKS,
-        added_later=True,
-    )
-    actor_kwargs: dict[str, Any] = setting(
-        factory=dict, help="Keyword arguments of a registered actor.", added_later=True
-    )
-    critic: str = setting(
-        "mlp",
-        "Each critic behind the encoder, by name: 'mlp' has critic_sizes; others are registered.",
-        registry=NETWORKS,
-        added_later=True,
-    )
-    critic_kwargs: dict[str, Any] = setting(
-        factory=dict, help="Keyword arguments of a registered critic.", added_later=True
-    )
-
-    def problems(self) -> list[str]:
-        """Combinations that cannot work."""
-        return kwargs_problems(self, "actor", "critic")
 
 
 def num_actions(spec: EnvSpec) -> int:
@@ -101,7 +74,9 @@ class Trunk(nn.Module):
         self.hidden: nn.Module
         self.head: nn.Module
         if network.actor == "mlp":
-            self.hidden, width = make_mlp(encoder.num_features, network.actor_sizes, network.activation)
+            self.hidden, width = make_mlp(
+                encoder.num_features, network.actor_sizes, network.activation, network.actor_options()
+            )
             self.head = nn.Linear(width, num_outputs)
         else:
             self.hidden = OwnNetwork(network.actor, encoder.num_features, num_outputs, network.actor_kwargs, "actor")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,66 +14,67 @@ from rl_training.contracts.batches import Observation
 from rl_training.contracts.spec import EnvSpec
 from rl_training.policies.activations import ACTIVATIONS
 from rl_training.policies.encoders import Encoder, make_encoder
+from rl_training.policies.layers import PLAIN, Dropout, EnsembleLinear, LayerOptions, Members, make_norm
 from rl_training.policies.networks import OwnNetwork
 
 if TYPE_CHECKING:
     from rl_training.policies.actors import OffPolicyNetworkConfig
 
 
-Members = slice | Tensor
-"""A selection of networks of an ensemble: a slice, or a tensor [M] of indices."""
-
-
 def _count(members: Members, num_members: int) -> int:
     return len(members) if isinstance(members, Tensor) else len(range(num_members)[members])
 
 
-class EnsembleLinear(nn.Module):
-    """E linear layers with stacked weights, each initialised as `nn.Linear`."""
-
-    def __init__(self, num_members: int, num_inputs: int, num_outputs: int) -> None:
-        super().__init__()
-        bound = 1.0 / math.sqrt(num_inputs)
-        self.weight = nn.Parameter(torch.empty(num_members, num_inputs, num_outputs).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(num_members, 1, num_outputs).uniform_(-bound, bound))
-
-    def orthogonal_(self, gain: float = 1.0) -> None:
-        """Initialise each member with orthogonal weights and zero biases."""
-        for weight in self.weight.data:
-            nn.init.orthogonal_(weight, gain)
-        nn.init.zeros_(self.bias)
-
-    def forward(self, x: Tensor, members: Members | None = None) -> Tensor:
-        """From [E, B, inputs] to [E, B, outputs]; with `members`, E is the number of selected members."""
-        weight: Tensor = self.weight
-        bias: Tensor = self.bias
-        if members is not None:
-            weight, bias = weight[members], bias[members]
-        if weight.shape[-1] == 1:  # a batched product with a single column is several times slower on CPUs
-            return (x * weight.mT).sum(-1, keepdim=True) + bias
-        return torch.baddbmm(bias, x, weight)
-
-
 class EnsembleMLP(nn.Module):
-    """E fully connected networks with the same input and `num_outputs` outputs each."""
+    """E fully connected networks with the same input and `num_outputs` outputs each.
+
+    A hidden layer is: linear, dropout, layer norm, activation, batch norm; each of them only if `options` has it. Batch
+    norm also normalises the inputs, as in CrossQ.
+    """
 
     def __init__(
-        self, num_members: int, num_inputs: int, sizes: Sequence[int], num_outputs: int, activation: str
+        self,
+        num_members: int,
+        num_inputs: int,
+        sizes: Sequence[int],
+        num_outputs: int,
+        activation: str,
+        options: LayerOptions = PLAIN,
     ) -> None:
         super().__init__()
         self.num_members = num_members
         widths = [num_inputs, *sizes, num_outputs]
         self.layers = nn.ModuleList(
-            EnsembleLinear(num_members, inputs, outputs) for inputs, outputs in itertools.pairwise(widths)
+            EnsembleLinear(num_members, inputs, outputs, options.spectral_norm)
+            for inputs, outputs in itertools.pairwise(widths)
         )
         self.activation = ACTIVATIONS[activation]()
+        self.is_batch_norm = options.norm in ("batch", "batch_renorm")
+        dropouts = [Dropout(options.dropout, size, num_members) for size in sizes] if options.dropout else []
+        self.dropouts = nn.ModuleList(dropouts)
+        normalized = ([num_inputs] if self.is_batch_norm else []) + list(sizes)
+        norms = [make_norm(options.norm, size, num_members) for size in normalized] if options.norm != "none" else []
+        self.norms = nn.ModuleList(norms)
 
     def forward(self, x: Tensor, members: Members | None = None) -> Tensor:
         """From [B, inputs] to [E, B, outputs]; `members` selects networks."""
         num_members = self.num_members if members is None else _count(members, self.num_members)
         x = x.expand(num_members, *x.shape)
+        if self.is_batch_norm:
+            x = self.norms[0](x, members)
         for index, layer in enumerate(self.layers):
-            x = layer(self.activation(x) if index else x, members)
+            x = layer(self._hidden(index - 1, x, members) if index else x, members)
+        return x
+
+    def _hidden(self, index: int, x: Tensor, members: Members | None) -> Tensor:
+        """What follows the linear part of a hidden layer."""
+        if self.dropouts:
+            x = self.dropouts[index](x, members)
+        if self.norms and not self.is_batch_norm:
+            x = self.norms[index](x, members)
+        x = self.activation(x)
+        if self.is_batch_norm:
+            x = self.norms[index + 1](x, members)
         return x
 
 
@@ -98,26 +98,35 @@ class OwnEnsemble(nn.Module):
 class EnsembleCritic(nn.Module):
     """E Q-functions Q(s, a) of observations and continuous actions, with one shared encoder.
 
+    `num_outputs` is the number of outputs of each: one value, or quantiles.
     `network` names the encoder, unless `encoder` is given.
     """
 
     def __init__(
-        self, spec: EnvSpec, network: OffPolicyNetworkConfig, num_critics: int, encoder: Encoder | None = None
+        self,
+        spec: EnvSpec,
+        network: OffPolicyNetworkConfig,
+        num_critics: int,
+        encoder: Encoder | None = None,
+        num_outputs: int = 1,
     ) -> None:
         super().__init__()
+        self.num_outputs = num_outputs
         if encoder is None:
             encoder = make_encoder(network.encoder, spec.observation_space, network.encoder_kwargs)
         self.encoder = encoder
         num_inputs = encoder.num_features + int(np.prod(spec.action_space.shape or ()))
         self.members: nn.Module
         if network.critic == "mlp":
-            self.members = EnsembleMLP(num_critics, num_inputs, network.critic_sizes, 1, network.activation)
+            options = network.critic_options()
+            sizes, activation = network.critic_sizes, network.activation
+            self.members = EnsembleMLP(num_critics, num_inputs, sizes, num_outputs, activation, options)
         else:
-            self.members = OwnEnsemble(num_critics, num_inputs, 1, network.critic, network.critic_kwargs)
+            self.members = OwnEnsemble(num_critics, num_inputs, num_outputs, network.critic, network.critic_kwargs)
 
     def forward(self, obs: Observation, action: Tensor, members: Members | None = None) -> Tensor:
-        """Q-values [E, B] of actions [B, ...]; `members` selects critics."""
+        """Q-values [E, B] of actions [B, ...], or [E, B, K] with several outputs; `members` selects critics."""
         features = self.encoder(obs)
         inputs = torch.cat((features, action.reshape(features.shape[0], -1)), dim=1)
         values: Tensor = self.members(inputs, members)
-        return values.squeeze(-1)
+        return values.squeeze(-1) if self.num_outputs == 1 else values

@@ -16,26 +16,16 @@ from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.plugins import ENCODERS, NETWORKS, FactoryT
 from rl_training.contracts.settings import SameAs, choices, documented, setting
 from rl_training.policies.activations import ACTIVATIONS
+from rl_training.policies.layers import PLAIN, Dropout, LayerOptions, Norm, SpectralLinear, make_norm
 
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"]
 
 
 @documented
-@dataclass
-class ActorCriticNetworkConfig:
-    """Networks of an actor-critic policy."""
+@dataclass(kw_only=True)
+class ActorAndCriticConfig:
+    """Settings that the networks of all actor-critics have; subclasses add sizes and activation."""
 
-    actor_sizes: tuple[int, ...] = setting(
-        (64, 64),
-        "Widths of the actor's hidden layers.",
-        ge=1,
-        search=choices((32, 32), (64, 64), (128, 128), (256, 256)),
-    )
-    critic_sizes: tuple[int, ...] = setting(
-        (64, 64), "Widths of the critic's hidden layers.", ge=1, search=SameAs("network.actor_sizes")
-    )
-    activation: Activation = setting("tanh", "Activation between layers.", search=choices("tanh", "relu"))
-    shared: bool = setting(False, "Actor and critic share encoder and hidden layers (needs equal sizes).")
     encoder: str = setting(
         "auto", "Encoder of observations, by name; 'auto' chooses by the observation space.", registry=ENCODERS
     )
@@ -58,26 +48,94 @@ class ActorCriticNetworkConfig:
     critic_kwargs: dict[str, Any] = setting(
         factory=dict, help="Keyword arguments of a registered critic.", added_later=True
     )
+    actor_norm: Norm = setting("none", "Normalisation in the actor's hidden layers.", added_later=True)
+    critic_norm: Norm = setting("none", "Normalisation in the critic's hidden layers.", added_later=True)
+    actor_dropout: float = setting(
+        0.0, "Dropout rate in the actor's hidden layers, during updates.", ge=0, le=0.99, added_later=True
+    )
+    critic_dropout: float = setting(
+        0.0, "Dropout rate in the critic's hidden layers, during updates.", ge=0, le=0.99, added_later=True
+    )
+    actor_spectral_norm: bool = setting(
+        False, "Divide the weights of the actor's hidden layers by their largest singular value.", added_later=True
+    )
+    critic_spectral_norm: bool = setting(
+        False, "Divide the weights of the critic's layers by their largest singular value.", added_later=True
+    )
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether updates need dropout masks."""
+        return bool(self.actor_dropout or self.critic_dropout)
+
+    def actor_options(self) -> LayerOptions:
+        """Normalisation and dropout of the actor."""
+        return LayerOptions(self.actor_norm, self.actor_dropout, self.actor_spectral_norm)
+
+    def critic_options(self) -> LayerOptions:
+        """Normalisation and dropout of the critic."""
+        return LayerOptions(self.critic_norm, self.critic_dropout, self.critic_spectral_norm)
+
+    def problems(self) -> list[str]:
+        """Combinations that cannot work."""
+        return registered_problems(self, "actor", "actor_") + registered_problems(self, "critic", "critic_")
+
+
+@documented
+@dataclass
+class ActorCriticNetworkConfig(ActorAndCriticConfig):
+    """Networks of an actor-critic policy."""
+
+    actor_sizes: tuple[int, ...] = setting(
+        (64, 64),
+        "Widths of the actor's hidden layers.",
+        ge=1,
+        search=choices((32, 32), (64, 64), (128, 128), (256, 256)),
+    )
+    critic_sizes: tuple[int, ...] = setting(
+        (64, 64), "Widths of the critic's hidden layers.", ge=1, search=SameAs("network.actor_sizes")
+    )
+    activation: Activation = setting("tanh", "Activation between layers.", search=choices("tanh", "relu"))
+    shared: bool = setting(False, "Actor and critic share encoder and hidden layers (needs equal sizes).")
     orthogonal_init: bool = setting(True, "Orthogonal weights and zero biases instead of torch's initialisation.")
     log_std_init: float = setting(0.0, "Initial log standard deviation of continuous actions.")
 
     def problems(self) -> list[str]:
         """Combinations that cannot work."""
-        found = kwargs_problems(self, "actor", "critic")
+        found = super().problems()
+        for name in ("actor", "critic"):
+            options = self.actor_options() if name == "actor" else self.critic_options()
+            if options.norm in ("batch", "batch_renorm"):
+                found.append(
+                    f"{name}_norm: on-policy updates compare the policy with the one that acted, so its "
+                    f"outputs must not depend on the minibatch: use 'layer', got '{options.norm}'"
+                )
+            if options.dropout:
+                found.append(
+                    f"{name}_dropout: on-policy updates compare the policy with the one that acted, so "
+                    f"dropout must be 0, got {options.dropout}"
+                )
         if self.shared and (self.actor, self.critic) != ("mlp", "mlp"):
             found.append(f"shared: is for two networks 'mlp', got '{self.actor}' and '{self.critic}'")
         if self.shared and self.actor_sizes != self.critic_sizes:
             sizes = f"{self.actor_sizes} and {self.critic_sizes}"
             found.append(f"shared: needs equal actor_sizes and critic_sizes, got {sizes}")
+        if self.shared and self.actor_options() != self.critic_options():
+            found.append("shared: needs equal normalisation of actor and critic")
         return found
 
 
-def kwargs_problems(config: Any, *names: str) -> list[str]:
-    """Problems: keyword arguments given for 'mlp', which takes none."""
+def registered_problems(config: Any, name: str, prefix: str = "") -> list[str]:
+    """Problems: keyword arguments given for 'mlp', which takes none, or settings of 'mlp' for a registered network."""
+    kind = getattr(config, name)
+    if kind == "mlp":
+        is_given = bool(getattr(config, f"{name}_kwargs"))
+        return [f"{name}_kwargs: are for a registered network, and {name} is 'mlp'"] if is_given else []
+    given = [f"{prefix}{part}" for part in ("norm", "dropout", "spectral_norm")]
     return [
-        f"{name}_kwargs: are for a registered network, and {name} is 'mlp'"
-        for name in names
-        if getattr(config, name) == "mlp" and getattr(config, f"{name}_kwargs")
+        f"{option}: is for 'mlp', and {name} is the registered network '{kind}'; put it into that network"
+        for option in given
+        if getattr(config, option) not in ("none", 0.0, False)
     ]
 
 
@@ -133,11 +191,31 @@ class OwnNetwork(nn.Module):
         return outputs if x.dim() == 2 else outputs.unflatten(0, x.shape[:-1])
 
 
-def make_mlp(num_inputs: int, sizes: Sequence[int], activation: str) -> tuple[nn.Sequential, int]:
-    """Hidden layers, each followed by the activation, and the width of the last one."""
-    layers: list[nn.Module] = []
+def make_mlp(
+    num_inputs: int,
+    sizes: Sequence[int],
+    activation: str,
+    options: LayerOptions = PLAIN,
+    linear: Callable[[int, int], nn.Module] = nn.Linear,
+) -> tuple[nn.Sequential, int]:
+    """Hidden layers, and the width of the last one.
+
+    A hidden layer is: linear, dropout, layer norm, activation, batch norm; each of them only if `options` has it. Batch
+    norm also normalises the inputs, as in CrossQ.
+    """
+    is_batch_norm = options.norm in ("batch", "batch_renorm")
+    if options.spectral_norm:
+        linear = SpectralLinear
+    layers: list[nn.Module] = [make_norm(options.norm, num_inputs)] if is_batch_norm else []
     for size in sizes:
-        layers += [nn.Linear(num_inputs, size), ACTIVATIONS[activation]()]
+        layers.append(linear(num_inputs, size))
+        if options.dropout:
+            layers.append(Dropout(options.dropout, size))
+        if options.norm == "layer":
+            layers.append(make_norm(options.norm, size))
+        layers.append(ACTIVATIONS[activation]())
+        if is_batch_norm:
+            layers.append(make_norm(options.norm, size))
         num_inputs = size
     return nn.Sequential(*layers), num_inputs
 

@@ -248,7 +248,7 @@ class GradientStep(HasAccelerated):
 
     `losses` is a function of tensors that returns a dict of tensors. The step minimises `loss` and returns all of them,
     with `gradient_norm` (before clipping). `module` is the network that `losses` evaluates. It is in training mode
-    during the step, and in evaluation mode otherwise.
+    during the step, and in evaluation mode otherwise; with `training`, only that part of it is.
 
     Example:
         >>> line = nn.Linear(1, 1)
@@ -267,17 +267,21 @@ class GradientStep(HasAccelerated):
         *,
         module: nn.Module,
         max_grad_norm: float | None,
+        training: str = "",
     ) -> None:
         self.store = store
         self.losses = losses
         self.max_grad_norm = max_grad_norm
         self.module = module
-        self._training = TrainingMode(module)
+        self.training = training
+        module.eval()
+        self._training = TrainingMode(module.get_submodule(training))
         self._step = Accelerated(self._whole_step if store.is_fused else self._differentiate, module)
 
     def rebuild(self) -> None:
         """Update to a changed module: see `ParameterStore.follow_module`."""
-        self._training = TrainingMode(self.module)
+        self.module.eval()
+        self._training = TrainingMode(self.module.get_submodule(self.training))
 
     def __call__(self, learning_rate: float | Tensor, *inputs: Any, **named: Any) -> dict[str, Tensor]:
         """Make one step. Returns the detached results of `losses` from before the step."""

@@ -14,8 +14,8 @@ from rl_training.contracts.settings import SameAs, choices, documented, setting
 from rl_training.contracts.spec import EnvSpec
 from rl_training.policies.actors import DeterministicPolicy, OffPolicyNetworkConfig
 from rl_training.policies.encoders import Encoder, make_encoder
-from rl_training.policies.ensemble import EnsembleLinear
 from rl_training.policies.exploration import NoiseConfig
+from rl_training.policies.layers import EnsembleLinear
 from rl_training.policies.networks import orthogonal_
 
 

@@ -22,10 +22,10 @@ from rl_training.contracts.errors import ConfigError, SpaceError
 from rl_training.contracts.plugins import ENCODERS, NETWORKS
 from rl_training.contracts.settings import choices, documented, setting
 from rl_training.contracts.spec import BoxActions, EnvSpec
-from rl_training.policies.activations import ACTIVATIONS
 from rl_training.policies.exploration import random_actions
+from rl_training.policies.layers import LayerOptions, Norm
 from rl_training.policies.masks import MASKED, apply_mask, make_policy_encoder, mask_array, mask_of, put_mask
-from rl_training.policies.networks import Activation, OwnNetwork, kwargs_problems
+from rl_training.policies.networks import Activation, OwnNetwork, make_mlp, registered_problems
 from rl_training.policies.noisy import NoisyLinear, remove_noise, reset_noise
 
 
@@ -55,9 +55,19 @@ class QNetworkConfig:
         factory=dict, help="Keyword arguments of a registered Q-network.", added_later=True
     )
 
+    norm: Norm = setting("none", "Normalisation in the hidden layers.", added_later=True)
+    dropout: float = setting(0.0, "Dropout rate in the hidden layers, during updates.", ge=0, le=0.99, added_later=True)
+    spectral_norm: bool = setting(
+        False, "Divide the weights of the hidden layers by their largest singular value.", added_later=True
+    )
+
+    def options(self) -> LayerOptions:
+        """Normalisation and dropout."""
+        return LayerOptions(self.norm, self.dropout, self.spectral_norm)
+
     def problems(self) -> list[str]:
         """Combinations that cannot work."""
-        return kwargs_problems(self, "critic")
+        return registered_problems(self, "critic")
 
 
 class QNetwork(nn.Module):
@@ -81,17 +91,16 @@ class QNetwork(nn.Module):
             raise SpaceError(f"action values need a Discrete action space, got {spec.action_space}")
         linear = NoisyLinear if noisy else nn.Linear
         encoder = make_policy_encoder(network.encoder, spec, network.encoder_kwargs)
-        layers: list[nn.Module] = [encoder]
-        self.num_features = encoder.num_features
-        for size in network.sizes if network.critic == "mlp" else ():
-            layers += [linear(self.num_features, size), ACTIVATIONS[network.activation]()]
-            self.num_features = size
+        if noisy and network.spectral_norm:
+            raise ConfigError("network > spectral_norm: the weights of noisy layers are random; set noisy to false")
+        sizes = network.sizes if network.critic == "mlp" else ()
+        layers, self.num_features = make_mlp(encoder.num_features, sizes, network.activation, network.options(), linear)
         self.num_actions = int(spec.action_space.n)
         self.num_outputs = num_outputs
         self.dueling = dueling
         self.noisy = noisy
         self.masked = spec.action_masks
-        self.hidden = nn.Sequential(*layers)
+        self.hidden = nn.Sequential(encoder, *layers)
         width = (self.num_actions + dueling) * num_outputs
         self.head: nn.Module
         if network.critic == "mlp":

@@ -18,7 +18,8 @@ class Target(Stateful, Generic[ModuleT]):
     """A target network: `module` is a frozen copy of a module whose parameters are in a `ParameterStore`.
 
     The parameters of the copy are views into one flat tensor, so an update is a single call for any number of layers.
-    The store may hold other modules too; the parameters of this one must be contiguous in it.
+    The store may hold other modules too; the parameters of this one must be contiguous in it. With `training`, the copy
+    is in training mode: its dropout stays active, as in DroQ.
 
     Example:
         >>> from rl_training.policies.optimizers import OptimizerConfig
@@ -29,8 +30,9 @@ class Target(Stateful, Generic[ModuleT]):
 
     transient: ClassVar[tuple[str, ...]] = ("flat", "source", "network", "store", "_online")
 
-    def __init__(self, network: nn.Module, store: ParameterStore, part: str = "") -> None:
+    def __init__(self, network: nn.Module, store: ParameterStore, part: str = "", training: bool = False) -> None:
         self.network, self.part, self.store = network, part, store
+        self.training = training
         self._build(copy.deepcopy(self.followed))
 
     @property
@@ -55,7 +57,7 @@ class Target(Stateful, Generic[ModuleT]):
         if any(id(p) not in spans for p in trainable.values()):
             raise ValueError("the store was built over another module than the one to copy")
         self._online = dict(module.named_parameters())
-        self.module = duplicate.eval().requires_grad_(False)
+        self.module = duplicate.train(self.training).requires_grad_(False)
         first = min((spans[id(p)].start for p in trainable.values()), default=0)
         self.source = store.flat.detach()[first : max((spans[id(p)].stop for p in trainable.values()), default=0)]
         self.flat = torch.zeros_like(self.source)

@@ -21,6 +21,7 @@ from rl_training.policies.actors import ContinuousPolicy, OffPolicyNetworkConfig
 from rl_training.policies.distributions import normal_noise
 from rl_training.policies.ensemble import EnsembleCritic
 from rl_training.policies.exploration import NoiseConfig
+from rl_training.policies.layers import draw_dropout
 from rl_training.policies.networks import seeded_weights
 from rl_training.policies.optimizers import OptimizerConfig
 from rl_training.policies.parameters import GradientStep, ParameterStore
@@ -141,6 +142,13 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
         """Polyak update of all target networks."""
         for target in self.targets():
             target.update(tau)
+
+    def start_update(self, batch: TransitionBatch, progress: Progress) -> dict[str, float]:
+        """Draw dropout masks. Returns the scheduled learning rates, as keyword arguments of `gradient_steps`."""
+        if self.config.network.has_dropout:
+            networks = (self.policy, *(target.module for target in self.targets()))
+            draw_dropout(networks, batch.reward.shape[0], self.rng, self.device)
+        return self.learning_rates(progress)
 
     def learning_rates(self, progress: Progress) -> dict[str, float]:
         """The scheduled learning rates, as keyword arguments of `gradient_steps`."""

@@ -15,6 +15,7 @@ from rl_training.contracts.batches import Observation, Progress, TransitionBatch
 from rl_training.contracts.schedule import Linear, ScheduleOrFloat, value_of
 from rl_training.contracts.settings import choices, documented, integers, log_uniform, setting, uniform
 from rl_training.contracts.spec import EnvSpec, OffPolicyConfig
+from rl_training.policies.layers import draw_dropout
 from rl_training.policies.networks import seeded_weights
 from rl_training.policies.noisy import remove_noise, reset_noise
 from rl_training.policies.optimizers import OptimizerConfig
@@ -135,6 +136,8 @@ class QLearningAlgorithm(Algorithm[QConfigT], Generic[QConfigT, NetworkT]):
         if config.noisy:
             for network in networks:
                 reset_noise(network, self.rng)
+        if config.network.dropout:
+            draw_dropout(networks, batch.reward.shape[0], self.rng, self.device)
         found = self.step(learning_rate, batch, *self.draws(batch))
         if (progress.updates + 1) % config.target_update_every == 0:
             self.target.update(config.tau)

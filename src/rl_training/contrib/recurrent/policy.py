@@ -84,12 +84,16 @@ class RecurrentActorCriticPolicy(nn.Module):
         self.part_size = self._trunk(0).memory.state_size
         self.state_size = count * self.part_size
 
-        self.actor, actor_width = make_mlp(memory.size, network.actor_sizes, network.activation)
+        self.actor, actor_width = make_mlp(
+            memory.size, network.actor_sizes, network.activation, network.actor_options()
+        )
         self.head = ActionHead(spec.action_space, actor_width, network.log_std_init)
         self.critic: nn.Module = nn.Identity()
         critic_width = actor_width
         if not self.shared_layers:
-            self.critic, critic_width = make_mlp(memory.size, network.critic_sizes, network.activation)
+            self.critic, critic_width = make_mlp(
+                memory.size, network.critic_sizes, network.activation, network.critic_options()
+            )
         self.value_head = nn.Linear(critic_width, 1)
         if network.orthogonal_init:
             orthogonal_(self.actor)
