@@ -192,10 +192,24 @@ class NextObservations(LazyColumn):
         return found
 
 
+class EpisodeRows:
+    """The rows of chosen episodes, one after the other: computed on demand, since all of them may be many."""
+
+    def __init__(self, starts: Indices, lengths: Indices) -> None:
+        self._offsets = np.cumsum(lengths)
+        self._shifts = starts - self._offsets + lengths
+
+    def __len__(self) -> int:
+        return int(self._offsets[-1])
+
+    def __getitem__(self, positions: Indices) -> Indices:
+        return positions + self._shifts[np.searchsorted(self._offsets, positions, side="right")]
+
+
 class SelectedRows(LazyColumn):
     """Some rows of another column, in a given order."""
 
-    def __init__(self, column: Any, selected: Indices) -> None:
+    def __init__(self, column: Any, selected: EpisodeRows) -> None:
         super().__init__((len(selected), *column.shape[1:]), column.dtype)
         self._column, self._selected = column, selected
 
@@ -397,14 +411,15 @@ class Dataset:
         """A dataset of these episodes, in this order. Large columns are not copied."""
         chosen = np.asarray(episode_indices, np.int64).reshape(-1)
         if chosen.size == 0 or chosen.min() < 0 or chosen.max() >= self.num_episodes:
-            raise DatasetError(f"episodes from 0 to {self.num_episodes - 1} can be selected, got {chosen.tolist()!r:.80}")
-        lengths = self.episode_lengths[chosen]
-        offsets = np.repeat(self.episode_starts[chosen] - np.cumsum(lengths) + lengths, lengths)
-        rows = np.arange(lengths.sum()) + offsets
+            raise DatasetError(
+                f"episodes from 0 to {self.num_episodes - 1} can be selected, got {chosen.tolist()!r:.80}"
+            )
+        selected = EpisodeRows(self.episode_starts[chosen], self.episode_lengths[chosen])
+        rows = selected[np.arange(len(selected))]
 
         def pick(column: Any) -> Any:
             if isinstance(column, LazyColumn) or column.nbytes > SMALL_BYTES:
-                return SelectedRows(column, rows)
+                return SelectedRows(column, selected)
             return np.asarray(column)[rows]
 
         return dataclasses.replace(

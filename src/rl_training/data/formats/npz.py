@@ -146,9 +146,7 @@ def _exactly(stream: IO[bytes], size: int, where: str) -> bytes:
     return data
 
 
-def _load(
-    stream: IO[bytes], shape: tuple[int, ...], fortran: bool, dtype: np.dtype[Any], where: str
-) -> AnyArray:
+def _load(stream: IO[bytes], shape: tuple[int, ...], fortran: bool, dtype: np.dtype[Any], where: str) -> AnyArray:
     data = bytearray()
     while piece := stream.read(CHUNK_BYTES):  # to the end, where the checksum is compared
         data += piece

@@ -19,7 +19,16 @@ import numpy as np
 from gymnasium import spaces
 
 from rl_training.contracts.arrays import AnyArray, BoolArray
-from rl_training.data.dataset import Dataset, DatasetError, DatasetMetadata, Finding, HasSpaces, Indices, Severity, chunks
+from rl_training.data.dataset import (
+    Dataset,
+    DatasetError,
+    DatasetMetadata,
+    Finding,
+    HasSpaces,
+    Indices,
+    Severity,
+    chunks,
+)
 from rl_training.data.formats.space_json import flatten_dict
 from rl_training.data.formats.storage import check_dtype, settle
 
