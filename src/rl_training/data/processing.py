@@ -84,6 +84,8 @@ class Processed(NamedTuple):
     train: Dataset
     validation: Dataset | None
     normalizer: ObservationNormalizer | None
+    change: RewardChange
+    """How rewards were changed."""
     """Normalises observations when they are sampled and when the policy acts; datasets keep the original ones."""
 
 
@@ -104,7 +106,7 @@ def process(dataset: Dataset, config: DataConfig) -> Processed:
     train = with_columns(_with_rewards(train, change), config)
     if validation is not None:
         validation = with_columns(_with_rewards(validation, change), config)
-    return Processed(train, validation, normalizer)
+    return Processed(train, validation, normalizer, change)
 
 
 def _check(config: DataConfig) -> None:
