@@ -20,6 +20,7 @@ from rl_training.api.agent import Agent
 from rl_training.contracts.schedule import Schedule
 from rl_training.contrib.recurrent.memory import MemoryConfig
 from rl_training.contrib.recurrent_ppo import RecurrentPPOConfig
+from rl_training.data.processing import DataConfig
 from rl_training.envs.atari import AtariConfig
 from rl_training.envs.factory import EnvLike
 from rl_training.envs.wrappers import WrapperConfig
@@ -37,7 +38,7 @@ __all__ = ["A2C", "C51", "DDPG", "DQN", "IQN", "PPO", "QRDQN", "SAC", "TD3", "TR
 class A2C(Agent):
     def __init__(
         self,
-        env: EnvLike | TrainConfig,
+        env: EnvLike | TrainConfig | None = ...,
         *,
         eval_env: EnvLike | None = ...,
         seed: int = ...,
@@ -151,7 +152,7 @@ class A2C(Agent):
 class C51(Agent):
     def __init__(
         self,
-        env: EnvLike | TrainConfig,
+        env: EnvLike | TrainConfig | None = ...,
         *,
         eval_env: EnvLike | None = ...,
         seed: int = ...,
@@ -307,7 +308,7 @@ class C51(Agent):
 class DDPG(Agent):
     def __init__(
         self,
-        env: EnvLike | TrainConfig,
+        env: EnvLike | TrainConfig | None = ...,
         *,
         eval_env: EnvLike | None = ...,
         seed: int = ...,
@@ -459,7 +460,7 @@ class DDPG(Agent):
 class DQN(Agent):
     def __init__(
         self,
-        env: EnvLike | TrainConfig,
+        env: EnvLike | TrainConfig | None = ...,
         *,
         eval_env: EnvLike | None = ...,
         seed: int = ...,
@@ -611,7 +612,7 @@ class DQN(Agent):
 class DrQv2(Agent):
     def __init__(
         self,
-        env: EnvLike | TrainConfig,
+        env: EnvLike | TrainConfig | None = ...,
         *,
         eval_env: EnvLike | None = ...,
         seed: int = ...,
@@ -761,7 +762,7 @@ class DrQv2(Agent):
 class IQN(Agent):
     def __init__(
         self,
-        env: EnvLike | TrainConfig,
+        env: EnvLike | TrainConfig | None = ...,
         *,
         eval_env: EnvLike | None = ...,
         seed: int = ...,
@@ -921,7 +922,7 @@ class IQN(Agent):
 class PPO(Agent):
     def __init__(
         self,
-        env: EnvLike | TrainConfig,
+        env: EnvLike | TrainConfig | None = ...,
         *,
         eval_env: EnvLike | None = ...,
         seed: int = ...,
@@ -1045,7 +1046,7 @@ class PPO(Agent):
 class QRDQN(Agent):
     def __init__(
         self,
-        env: EnvLike | TrainConfig,
+        env: EnvLike | TrainConfig | None = ...,
         *,
         eval_env: EnvLike | None = ...,
         seed: int = ...,
@@ -1199,7 +1200,7 @@ class QRDQN(Agent):
 class Rainbow(Agent):
     def __init__(
         self,
-        env: EnvLike | TrainConfig,
+        env: EnvLike | TrainConfig | None = ...,
         *,
         eval_env: EnvLike | None = ...,
         seed: int = ...,
@@ -1355,7 +1356,7 @@ class Rainbow(Agent):
 class RecurrentPPO(Agent):
     def __init__(
         self,
-        env: EnvLike | TrainConfig,
+        env: EnvLike | TrainConfig | None = ...,
         *,
         eval_env: EnvLike | None = ...,
         seed: int = ...,
@@ -1483,7 +1484,7 @@ class RecurrentPPO(Agent):
 class SAC(Agent):
     def __init__(
         self,
-        env: EnvLike | TrainConfig,
+        env: EnvLike | TrainConfig | None = ...,
         *,
         eval_env: EnvLike | None = ...,
         seed: int = ...,
@@ -1637,7 +1638,7 @@ class SAC(Agent):
 class TD3(Agent):
     def __init__(
         self,
-        env: EnvLike | TrainConfig,
+        env: EnvLike | TrainConfig | None = ...,
         *,
         eval_env: EnvLike | None = ...,
         seed: int = ...,
@@ -1789,7 +1790,7 @@ class TD3(Agent):
 class TRPO(Agent):
     def __init__(
         self,
-        env: EnvLike | TrainConfig,
+        env: EnvLike | TrainConfig | None = ...,
         *,
         eval_env: EnvLike | None = ...,
         seed: int = ...,

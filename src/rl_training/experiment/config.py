@@ -35,7 +35,7 @@ class TrainConfig:
     """
 
     algo: str = setting(help="Algorithm, by its lower-case name.")
-    env_id: str = setting("", "Gymnasium environment id; empty for learning from recorded data without one.")
+    env_id: str = setting(help="Gymnasium environment id; empty for learning from recorded data without one.")
     seed: int = setting(0, "Seed of every random stream of the run.", ge=0)
     total_timesteps: int = setting(100_000, "Environment steps to train for, over all environments.", ge=1)
     dataset: str | None = setting(
@@ -121,6 +121,8 @@ class TrainConfig:
                 spec = get_spec(self.algo)
             except ConfigError as error:
                 problems += [f"{source('algo')} > {text}" for text in error.problems]
+        if self.env_id is dataclasses.MISSING and self.dataset is not None:
+            self.env_id = ""
         if self.num_envs is None:
             self.num_envs = spec.default_num_envs if spec else 1
         if self.vectorization is None:
@@ -167,6 +169,8 @@ class TrainConfig:
 
     def _data_problems(self) -> list[str]:
         """Problems of the choice between recorded data and an environment."""
+        if not (isinstance(self.algo, str) and isinstance(self.env_id, str)):
+            return []  # reported before
         try:
             regimes = get_spec(self.algo).regimes
         except ConfigError:  # reported before
@@ -301,7 +305,8 @@ def resolve(layers: Sequence[Layer], *, combinations: bool = True) -> TrainConfi
     for layer in layers:
         merged = merge(merged, _valid_part(layer, algo, problems))
     everywhere = ", ".join(layer.source for layer in layers) or "config"
-    problems += [f"{everywhere}: '{name}' is required" for name in ("algo",) if name not in origin]
+    required = ("algo",) if "dataset" in origin else ("algo", "env_id")
+    problems += [f"{everywhere}: '{name}' is required" for name in required if name not in origin]
     if "env_id" in merged and not origin["env_id"].trusted:
         problems += module_problems(merged["env_id"], origin["env_id"].source)
     if "env_kwargs" in merged and not origin["env_kwargs"].trusted:
