@@ -26,6 +26,7 @@ EXTRAS = {
     "classic": ("pygame",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "hub": ("huggingface_hub",),
+    "offline": ("minari", "h5py", "pyarrow"),
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
     "mujoco": ("mujoco",),
     "plot": ("matplotlib", "scipy", "plotly", "pyarrow"),

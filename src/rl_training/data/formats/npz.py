@@ -116,7 +116,8 @@ def _read_member(
         size = dtype.itemsize * int(np.prod([int(n) for n in shape], dtype=object)) if shape else dtype.itemsize
         if offset + size != member.file_size:
             raise DatasetError(
-                f"{where}: is damaged: it claims {shape} of {dtype}, {size:,} bytes, and has {member.file_size - offset:,}"
+                f"{where}: is damaged: it claims {shape!r:.80} of {dtype}, {size:,} bytes, and has "
+                f"{member.file_size - offset:,}"
             )
         if dtype.kind in "US":
             return _read_text(stream, shape, dtype, where)
@@ -170,22 +171,16 @@ def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
 
 
 def _unpack(stream: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any], key: str, where: str) -> AnyArray:
-    found = storage.cached(key)
-    if found is None:
-        row_bytes = max(1, dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64)))
-        with storage.convert(key, row_bytes * shape[0]) as files:
-            with files.column("column", dtype.newbyteorder("="), shape[1:]) as append:
-                size = max(1, CHUNK_BYTES // row_bytes)
-                for start in range(0, shape[0], size):
-                    count = min(size, shape[0] - start)
-                    data = _exactly(stream, count * row_bytes, where)
-                    append(np.frombuffer(data, dtype).reshape(count, *shape[1:]))
-            _verify(stream)
-            files.finish({})
-        found = storage.cached(key)
-    if found is None:
-        raise DatasetError(f"{storage.cache_root() / key}: is damaged; delete it")
-    return found[0]["column"]
+    row_bytes = max(1, dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64)))
+
+    def pieces() -> Iterator[AnyArray]:
+        size = max(1, CHUNK_BYTES // row_bytes)
+        for start in range(0, shape[0], size):
+            count = min(size, shape[0] - start)
+            yield np.frombuffer(_exactly(stream, count * row_bytes, where), dtype).reshape(count, *shape[1:])
+        _verify(stream)
+
+    return storage.spill(key, row_bytes * shape[0], dtype, shape[1:], pieces())
 
 
 # Writing
@@ -239,7 +234,7 @@ def _write_column(archive: zipfile.ZipFile, name: str, column: Any) -> None:
     member.extra = struct.pack("<HH", _PADDING, (pad := -(local + 4) % ALIGNMENT)) + bytes(pad)
     with archive.open(member, "w", force_zip64=True) as stream:
         header = {"descr": column.dtype.str, "fortran_order": False, "shape": tuple(map(int, column.shape))}
-        np.lib.format.write_array_header_1_0(stream, header)  # type: ignore[no-untyped-call]
+        np.lib.format.write_array_header_1_0(stream, header)
         if not column.shape:
             stream.write(column.tobytes())
             return

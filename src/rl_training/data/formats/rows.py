@@ -30,7 +30,7 @@ from rl_training.data.dataset import (
     chunks,
 )
 from rl_training.data.formats.space_json import flatten_dict
-from rl_training.data.formats.storage import check_dtype, settle
+from rl_training.data.formats.storage import cache_root, check_dtype, converted_bytes, settle
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "observations": ("observations", "observation", "obs", "states"),
@@ -96,7 +96,7 @@ def sort_columns(columns: Mapping[str, Any], source: Path, key: str) -> Rows:
     missing = [name for name in REQUIRED if name not in known and not grouped.get(name)]
     if missing:
         raise DatasetError(
-            f"{source}: has no column {', '.join(missing)}; it has {', '.join(sorted(columns)) or 'none'!s:.300}. A dataset "
+            f"{source}: has no column {', '.join(missing)}; it has {', '.join(sorted(columns))!s:.300}. A dataset "
             "needs observations, actions and rewards; next_observations, terminations, truncations and episode_id say "
             "where episodes end"
         )
@@ -134,8 +134,13 @@ class _Builder:
         if "terminations" not in known and "dones" in known:
             self.terminated = self._flags("dones") & ~self.truncated
             if "truncations" not in known:
-                self.found("warning", "ends", "only `dones` is stored, which does not tell time limits from terminal "
-                           "states; all count as terminated", int(self.terminated.sum()))  # fmt: skip
+                self.found(
+                    "warning",
+                    "ends",
+                    "only `dones` is stored, which does not tell time limits from terminal "
+                    "states; all count as terminated",
+                    int(self.terminated.sum()),
+                )
         if "episode_ends" in known:
             self.truncated |= self._flags("episode_ends") & ~self.terminated
 
@@ -193,6 +198,7 @@ class _Builder:
         if keep_next:
             names |= {f"next_observations.{key}": column for key, column in self.rows.next_observations.items()}
         settled = settle(names, keep, self.rows.key)
+        self.findings += storage_findings(settled)
         terminated, truncated = self.terminated, self.truncated
         if keep is not None:
             terminated, truncated = terminated[keep], truncated[keep]
@@ -228,8 +234,12 @@ class _Builder:
             self._repair_double_flags(flagged)
             ends = self.terminated | self.truncated
             if not ends.any() and not self.has_next:
-                self.found("error", "ends", "no row ends an episode: the data has neither terminations, truncations nor "
-                           "episode_id. All of it counts as one truncated episode")  # fmt: skip
+                self.found(
+                    "error",
+                    "ends",
+                    "no row ends an episode: the data has neither terminations, truncations nor "
+                    "episode_id. All of it counts as one truncated episode",
+                )
         else:
             number = np.asarray(column[...]).reshape(self.num_rows)
             ends = np.append(number[1:] != number[:-1], True)
@@ -238,12 +248,20 @@ class _Builder:
             self._clear_doubled(doubled)
             again = int((inside & ~doubled).sum())
             if again:
-                self.found("warning", "ends", f"{again} rows in the middle of an episode_id are marked as ends; episodes "
-                           "are split there", again)  # fmt: skip
+                self.found(
+                    "warning",
+                    "ends",
+                    f"{again} rows in the middle of an episode_id are marked as ends; episodes are split there",
+                    again,
+                )
             ends |= self.terminated | self.truncated
             if len(np.unique(number)) != 1 + int((number[1:] != number[:-1]).sum()):
-                self.found("warning", "episodes", "an episode_id occurs in several places: rows are not in time order, or "
-                           "numbers are used again. Each place counts as an episode")  # fmt: skip
+                self.found(
+                    "warning",
+                    "episodes",
+                    "an episode_id occurs in several places: rows are not in time order, or "
+                    "numbers are used again. Each place counts as an episode",
+                )
         ends[-1] = True
         return ends
 
@@ -261,16 +279,24 @@ class _Builder:
             others = int(self.terminated.sum()) - 2 * len(rows)
             doubled = pair if len(rows) > others else np.zeros_like(pair)
             if not doubled.any():
-                self.found("warning", "ends", f"{len(rows)} terminated rows follow another one directly; they count as "
-                           "episodes of one step", len(rows))  # fmt: skip
+                self.found(
+                    "warning",
+                    "ends",
+                    f"{len(rows)} terminated rows follow another one directly; they count as episodes of one step",
+                    len(rows),
+                )
         self._clear_doubled(doubled)
 
     def _clear_doubled(self, doubled: BoolArray) -> None:
         if count := int(doubled.sum()):
             self.terminated[doubled] = False
             self.truncated[doubled] = False
-            self.found("warning", "ends", f"{count} episodes are marked as ended on their last two rows; only the last "
-                       "mark is kept", count)  # fmt: skip
+            self.found(
+                "warning",
+                "ends",
+                f"{count} episodes are marked as ended on their last two rows; only the last mark is kept",
+                count,
+            )
 
     def _equal(self, rows: Indices) -> BoolArray:
         """Whether the next observations of these rows are the observations of the following ones."""
@@ -306,21 +332,39 @@ class _Builder:
         breaks, rounded = inside & ~close, inside & close & ~exact
         num_inside, num_breaks, num_rounded = (int(x.sum()) for x in (inside, breaks, rounded))
         if num_rounded:
-            self.found("note", "next_observations", f"{num_rounded} differ a little from the following observation "
-                       "(rounding); both are kept", num_rounded)  # fmt: skip
+            self.found(
+                "note",
+                "next_observations",
+                f"{num_rounded} differ a little from the following observation (rounding); both are kept",
+                num_rounded,
+            )
         if num_breaks and num_breaks <= MAX_CUT_SHARE * num_inside:
-            self.found("warning", "episodes", f"{num_breaks} episodes are cut in the middle: the next observation is not "
-                       "the following row's. They count as truncated there", num_breaks)  # fmt: skip
+            self.found(
+                "warning",
+                "episodes",
+                f"{num_breaks} episodes are cut in the middle: the next observation is not "
+                "the following row's. They count as truncated there",
+                num_breaks,
+            )
             return ends | breaks, num_rounded > 0
         if num_breaks and num_breaks == num_inside and not self._has_ends():
-            self.found("warning", "episodes", "rows are single transitions, not in time order; each counts as an episode "
-                       "of one step, so there are no returns of episodes", num_breaks)  # fmt: skip
+            self.found(
+                "warning",
+                "episodes",
+                "rows are single transitions, not in time order; each counts as an episode "
+                "of one step, so there are no returns of episodes",
+                num_breaks,
+            )
             return ends | breaks, False
         if num_breaks:
-            self.found("warning", "next_observations", f"{num_breaks} of {num_inside} are not the following row's "
-                       "observation: rows are not in time order, or observations were filtered (normalised) while they "
-                       "were recorded. Both are kept; n-step returns and sequences are not to be trusted",
-                       num_breaks)  # fmt: skip
+            self.found(
+                "warning",
+                "next_observations",
+                f"{num_breaks} of {num_inside} are not the following row's "
+                "observation: rows are not in time order, or observations were filtered (normalised) while they "
+                "were recorded. Both are kept; n-step returns and sequences are not to be trusted",
+                num_breaks,
+            )
         return ends, num_breaks + num_rounded > 0
 
     def _has_ends(self) -> bool:
@@ -332,8 +376,12 @@ class _Builder:
         count = int(unmarked.sum())
         if count:
             self.truncated |= unmarked
-            self.found("note" if count == 1 else "warning", "ends", f"{count} episodes stop without a mark; they count as "
-                       "truncated", count)  # fmt: skip
+            self.found(
+                "note" if count == 1 else "warning",
+                "ends",
+                f"{count} episodes stop without a mark; they count as truncated",
+                count,
+            )
 
     def _finals(self, ends: BoolArray) -> tuple[dict[str, AnyArray], BoolArray | None]:
         """Last observations of all episodes, and which rows to keep (None for all)."""
@@ -342,9 +390,13 @@ class _Builder:
             return {key: _take(column, rows) for key, column in self.rows.next_observations.items()}, None
         terminated = self.terminated[rows]
         if terminated.any():
-            self.found("note", "next_observations", f"not stored: the last observation of {int(terminated.sum())} "
-                       "terminated episodes is unknown; their last known one stands in for it. No target uses it",
-                       int(terminated.sum()))  # fmt: skip
+            self.found(
+                "note",
+                "next_observations",
+                f"not stored: the last observation of {int(terminated.sum())} "
+                "terminated episodes is unknown; their last known one stands in for it. No target uses it",
+                int(terminated.sum()),
+            )
         cut = rows[~terminated]
         if not len(cut):
             return {key: _take(column, rows) for key, column in self.rows.observations.items()}, None
@@ -356,8 +408,13 @@ class _Builder:
             raise DatasetError(f"{self.source}: no row has a next observation")
         before = np.setdiff1d(cut, alone) - 1
         self.truncated[before] = True
-        self.found("note", "next_observations", f"not stored: the last step of {len(cut)} truncated episodes is left out, "
-                   "since its next observation is unknown", len(cut))  # fmt: skip
+        self.found(
+            "note",
+            "next_observations",
+            f"not stored: the last step of {len(cut)} truncated episodes is left out, "
+            "since its next observation is unknown",
+            len(cut),
+        )
         remaining = np.setdiff1d(rows, alone)
         return {key: _take(column, remaining) for key, column in self.rows.observations.items()}, keep
 
@@ -389,8 +446,12 @@ class _Builder:
         space = self.env.action_space if self.env is not None else self.rows.action_space
         if space is None:
             space = infer_action_space(actions)
-            self.found("note", "spaces", f"the file does not say which spaces it has; actions have {space} by their values."
-                       " Name the environment for the true ones")  # fmt: skip
+            self.found(
+                "note",
+                "spaces",
+                f"the file does not say which spaces it has; actions have {space} by their values."
+                " Name the environment for the true ones",
+            )
         return fit(actions, space, f"{self.source}: actions"), space
 
     def _rewards(self, rewards: AnyArray) -> AnyArray:
@@ -399,6 +460,14 @@ class _Builder:
             raise DatasetError(f"{self.source}: rewards have the shape {rewards.shape}; one number per row is needed")
         flat = flat[:, 0]
         return flat if flat.dtype in (np.float32, np.float64) else flat.astype(np.float64)
+
+
+def storage_findings(columns: Mapping[str, Any]) -> list[Finding]:
+    """A note if columns were converted to the cache, where it is and how large they are."""
+    if not (size := converted_bytes(columns)):
+        return []
+    text = f"{size / 2**30:,.1f} GiB were converted once to {cache_root()}, which may be deleted at any time"
+    return [Finding("note", "storage", text)]
 
 
 def _take(column: Any, rows: Indices) -> AnyArray:

@@ -16,15 +16,15 @@ MAX_ENTRIES = 2**24
 _NUMBERS = frozenset("biuf")
 
 
-def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
-    """A space as plain data.
+def space_to_json(space: spaces.Space[Any], *, whole: bool = False) -> dict[str, Any]:
+    """A space as plain data; with `whole`, equal bounds are not shortened to one number.
 
     Example:
         >>> space_to_json(spaces.Box(-2.0, 2.0, (1,)))
         {'type': 'Box', 'dtype': 'float32', 'shape': [1], 'low': -2.0, 'high': 2.0}
     """
     if isinstance(space, spaces.Box):
-        bounds = {"low": _bound(space.low), "high": _bound(space.high)}
+        bounds = {name: _bound(getattr(space, name), whole) for name in ("low", "high")}
         return {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape), **bounds}
     if isinstance(space, spaces.Discrete):
         return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
@@ -34,18 +34,19 @@ def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
     if isinstance(space, spaces.MultiBinary):
         return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else [int(n) for n in space.shape]}
     if isinstance(space, spaces.Dict):
-        return {"type": "Dict", "subspaces": {key: space_to_json(part) for key, part in space.spaces.items()}}
+        parts = {key: space_to_json(part, whole=whole) for key, part in space.spaces.items()}
+        return {"type": "Dict", "subspaces": parts}
     raise DatasetError(f"datasets hold Box, Discrete, MultiDiscrete, MultiBinary and Dict spaces, got {space}")
 
 
-def _bound(values: AnyArray) -> Any:
-    if values.size and (values == values.flat[0]).all():
+def _bound(values: AnyArray, whole: bool) -> Any:
+    if not whole and values.size and (values == values.flat[0]).all():
         return values.flat[0].item()
     return values.tolist()
 
 
 def space_from_json(data: Any) -> spaces.Space[Any]:
-    """The inverse of `space_to_json`; also reads what Minari writes. Runs no code and allocates no more than it must."""
+    """The inverse of `space_to_json`; also reads what Minari writes. Runs no code and allocates little."""
     try:
         return _space(data, depth=0)
     except DatasetError:

@@ -14,7 +14,7 @@ import mmap
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -202,6 +202,30 @@ def cached(key: str) -> tuple[dict[str, AnyArray], dict[str, Any]] | None:
         return columns, dict(listed["about"])
     except (OSError, ValueError, KeyError, TypeError, DatasetError):
         return None
+
+
+def spill(
+    key: str, num_bytes: int, dtype: np.dtype[Any], row_shape: tuple[int, ...], pieces: Iterable[AnyArray]
+) -> AnyArray:
+    """A mapped column of these pieces in the cache; pieces are not read if it is there already."""
+    found = cached(key)
+    if found is None:
+        with convert(key, num_bytes) as files:
+            with files.column("column", dtype.newbyteorder("="), row_shape) as append:
+                for piece in pieces:
+                    append(piece)
+            files.finish({})
+        found = cached(key)
+    if found is None:
+        raise DatasetError(f"{cache_root() / key}: is damaged; delete it")
+    return found[0]["column"]
+
+
+def converted_bytes(columns: Mapping[str, Any]) -> int:
+    """Bytes of these columns that are in the cache."""
+    root = str(cache_root())
+    in_cache = [c for c in columns.values() if isinstance(c, np.memmap) and str(c.filename or "").startswith(root)]
+    return sum(int(column.nbytes) for column in in_cache)
 
 
 def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
