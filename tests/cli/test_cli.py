@@ -144,7 +144,7 @@ def test_train_names_presets_with_other_arguments(cli: Cli) -> None:
 def test_train_on_a_family_asks_for_one_of_it(cli: Cli) -> None:
     path = presets()["ppo/atari"].path
     problem = cli.refuses("train", "--config", path)
-    assert "env_id: 'ALE/*' stands for many environments: name a game with --env-id ALE/Pong-v5" in problem
+    assert "env_id: 'ALE/*' is a pattern for many environments; choose a game with --env-id ALE/Pong-v5" in problem
 
 
 def test_train_refuses_settings_of_atari_elsewhere(cli: Cli) -> None:

@@ -64,7 +64,7 @@ class TuneConfig:
         1
     """
 
-    algo: str = setting(help="Algorithm, by its lower-case name.")
+    algo: str = setting(help="Algorithm, in lower case: ppo, sac, dqn, ...")
     env_id: str = setting(help="Gymnasium environment id.")
     trials: int = setting(50, "Trials of the study in all; calling again goes on up to this number.", ge=1)
     jobs: int = setting(1, "Trials at a time, each in a process of its own with one thread.", ge=1)
@@ -228,7 +228,7 @@ def tune(config: TuneConfig, *, search: Mapping[str, Any] | None = None, progres
     try:
         plan.directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"output_dir: '{plan.directory}' cannot be written to: {error.strerror}") from error
+        raise ConfigError(f"output_dir: '{plan.directory}' is not writable: {error.strerror}") from error
     with studies.quietly(), _alone(plan):
         study = studies.open_study(plan)
         studies.repeat_lost(study, plan)

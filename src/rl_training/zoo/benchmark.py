@@ -157,7 +157,7 @@ class Benchmark:
         try:
             (self.directory / LOGS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"output_dir: '{self.directory}' cannot be written to: {error}") from error
+            raise ConfigError(f"output_dir: '{self.directory}' is not writable: {error}") from error
         owner = lock_owner(self.directory)
         if owner is not None:
             raise ConfigError(f"{self.directory} is being benchmarked by {owner}; give another --output-dir")
