@@ -196,7 +196,7 @@ def test_hindsight_without_a_reward_function_is_refused() -> None:
 
 def test_an_on_policy_agent_keeps_no_replay(tmp_path: Path) -> None:
     agent = PPO("CartPole-v1", num_envs=1, eval_every=0)
-    with pytest.raises(ConfigError, match="PPO learns from each step once and keeps no replay"):
+    with pytest.raises(ConfigError, match="PPO is on-policy and has no replay buffer"):
         agent.save_replay(tmp_path / "replay")
     with pytest.raises(ConfigError, match="keeps no replay"):
         agent.load_replay(tmp_path / "replay")

@@ -204,4 +204,4 @@ def test_a_film_that_cannot_be_written_is_left_out(tmp_path: Path, monkeypatch: 
         warnings.simplefilter("always")
         agent.learn(96, run_dir=tmp_path / "run", progress=False)
     agent.close()
-    assert ["a film could not be written: No space left" in str(warning.message) for warning in said] == [True]
+    assert ["a video could not be written: No space left" in str(warning.message) for warning in said] == [True]

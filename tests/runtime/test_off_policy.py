@@ -486,7 +486,7 @@ def test_a_replay_that_is_loaded(tmp_path):
 def test_on_policy_agents_have_no_replay(tmp_path):
     agent = PPO("CartPole-v1", eval_every=0)
     for use in (agent.save_replay, agent.load_replay):
-        with pytest.raises(ConfigError, match="PPO learns from each step once and keeps no replay"):
+        with pytest.raises(ConfigError, match="PPO is on-policy and has no replay buffer"):
             use(tmp_path / "replay")
 
 
