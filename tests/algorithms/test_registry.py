@@ -21,8 +21,9 @@ from rl_training.contracts.errors import ConfigError, SpaceError
 from rl_training.contracts.plugins import NETWORKS
 from rl_training.contracts.random import random_stream
 from rl_training.contracts.schedule import Linear, Schedule
-from rl_training.contracts.spec import EnvSpec, OffPolicyConfig, Regime
+from rl_training.contracts.spec import EnvSpec, Regime
 from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.data.settings import OffPolicyConfig
 from rl_training.experiment.config import TrainConfig, read_config
 from rl_training.experiment.presets import presets
 from rl_training.policies.networks import ActorCriticNetworkConfig

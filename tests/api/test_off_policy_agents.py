@@ -19,8 +19,8 @@ import rl_training
 from rl_training import DDPG, DQN, PPO, SAC, TD3, Agent, TrainConfig, load, resume, train
 from rl_training.algorithms.registry import registry
 from rl_training.contracts.errors import CheckpointError, ConfigError, EnvError, SpaceError
-from rl_training.contracts.spec import OffPolicyConfig
 from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.settings import OffPolicyConfig
 from rl_training.experiment.checkpointing import checkpoints_of, load_checkpoint
 from rl_training.testing.resume import Crash, crash_at, flat, only_run, same
 from tests.small import small_env, small_settings

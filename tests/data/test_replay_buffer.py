@@ -15,7 +15,7 @@ import rl_training.data.replay_buffer as module
 from rl_training.contracts.batches import Progress, Step
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.spec import EnvSpec
-from rl_training.contracts.state import Segment
+from rl_training.contracts.state import Segment, same_state
 from rl_training.data.replay_buffer import OtherNumberOfEnvsError, ReplayBuffer
 from rl_training.data.samplers import PrioritizedIndexer, ReplaySampler, UniformIndexer
 from rl_training.experiment.checkpointing import load_checkpoint
@@ -190,7 +190,7 @@ class RandomRun:
         if self.sampler.ready:
             before = self.sampler.indexer.rng.bit_generator.state
             for mine, other in zip(self.sampler.sample(8, PROGRESS), copied.sample(8, PROGRESS), strict=True):
-                assert torch.equal(mine, other)
+                assert same_state(mine, other)
             self.sampler.indexer.rng.bit_generator.state = before
 
 

@@ -415,6 +415,7 @@ class View:
     """As much of a run as the callback asks for."""
 
     env_steps = 0
+    position = property(lambda self: self.env_steps)
     iterations = 1
     interrupted = False
 

@@ -220,7 +220,7 @@ algorithm:
         f"{path} > algorithm > learning_rate: a schedule needs 'schedule: <name>' with one of constant, linear",
         f"{path} > algorithm > clip_coef: must be > 0, got -1.0",
         f"{path} > algorithm > network > activation: got 'relo' (str), accepted: tanh, relu",
-        f"{path} > algorithm > network: unknown key 'widths'. Accepted: activation, actor, actor_kwargs",
+        f"{path} > algorithm > network: unknown key 'widths'. Accepted: activation, actor, actor_dropout, actor_kwargs",
         f"{path} > algorithm > optimizer > betas: expected a list of 2 values",
     ]
     for start in expected:

@@ -54,6 +54,15 @@ class View:
         self.best_return: float | None = None
         self.interrupted = False
         self.values = {"rollout/return_mean": 12.34, **metrics}
+        self.unit = "steps"
+
+    @property
+    def position(self) -> int:
+        return self.env_steps
+
+    @property
+    def end(self) -> int:
+        return self.total_timesteps
 
     def metrics(self) -> dict[str, float]:
         return dict(self.values)

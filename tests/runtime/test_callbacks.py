@@ -33,6 +33,10 @@ class FakeRun:
         self.best_return = None
         self.reason, self.evaluations, self.recorded = None, [], {}
 
+    @property
+    def position(self):
+        return self.env_steps
+
     def metrics(self):
         return {"global_step": self.env_steps, **self.recorded}
 

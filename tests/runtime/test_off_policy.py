@@ -15,9 +15,10 @@ from rl_training.contracts.algorithm import ActOutput, Algorithm
 from rl_training.contracts.batches import UpdateResult
 from rl_training.contracts.errors import CheckpointError, ConfigError, NonFiniteError
 from rl_training.contracts.random import random_stream
-from rl_training.contracts.spec import EnvSpec, OffPolicyConfig
+from rl_training.contracts.spec import EnvSpec
 from rl_training.data.replay_buffer import OtherNumberOfEnvsError, ReplayBuffer
 from rl_training.data.samplers import MixedSampler, PrioritizedIndexer, ReplaySampler, UniformIndexer
+from rl_training.data.settings import OffPolicyConfig
 from rl_training.envs.actions import ActionMap
 from rl_training.envs.vector import AutoresetAdapter
 from rl_training.runtime.collector import Collector

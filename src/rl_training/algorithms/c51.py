@@ -64,7 +64,7 @@ SPEC = AlgorithmSpec(
     title="C51",
     config=C51Config,
     algorithm=C51Algorithm,
-    regimes=(Regime.OFF_POLICY,),
+    regimes=(Regime.OFF_POLICY, Regime.OFFLINE),
     action_spaces=(spaces.Discrete,),
     paper="Bellemare et al. 2017, A Distributional Perspective on Reinforcement Learning, arXiv:1707.06887",
 )

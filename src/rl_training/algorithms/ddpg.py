@@ -39,7 +39,7 @@ SPEC = AlgorithmSpec(
     title="DDPG",
     config=DDPGConfig,
     algorithm=DDPGAlgorithm,
-    regimes=(Regime.OFF_POLICY,),
+    regimes=(Regime.OFF_POLICY, Regime.OFFLINE),
     action_spaces=(spaces.Box,),
     paper="Lillicrap et al. 2016, Continuous Control with Deep Reinforcement Learning, arXiv:1509.02971",
 )

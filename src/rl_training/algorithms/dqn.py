@@ -56,7 +56,7 @@ SPEC = AlgorithmSpec(
     title="DQN",
     config=DQNConfig,
     algorithm=DQNAlgorithm,
-    regimes=(Regime.OFF_POLICY,),
+    regimes=(Regime.OFF_POLICY, Regime.OFFLINE),
     action_spaces=(spaces.Discrete,),
     paper="Mnih et al. 2015, Human-level control through deep reinforcement learning, Nature 518",
 )

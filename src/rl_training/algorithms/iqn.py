@@ -72,7 +72,7 @@ SPEC = AlgorithmSpec(
     title="IQN",
     config=IQNConfig,
     algorithm=IQNAlgorithm,
-    regimes=(Regime.OFF_POLICY,),
+    regimes=(Regime.OFF_POLICY, Regime.OFFLINE),
     action_spaces=(spaces.Discrete,),
     paper="Dabney et al. 2018, Implicit Quantile Networks for Distributional Reinforcement Learning, arXiv:1806.06923",
 )

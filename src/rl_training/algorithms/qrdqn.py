@@ -53,7 +53,7 @@ SPEC = AlgorithmSpec(
     title="QRDQN",
     config=QRDQNConfig,
     algorithm=QRDQNAlgorithm,
-    regimes=(Regime.OFF_POLICY,),
+    regimes=(Regime.OFF_POLICY, Regime.OFFLINE),
     action_spaces=(spaces.Discrete,),
     paper="Dabney et al. 2018, Distributional Reinforcement Learning with Quantile Regression, arXiv:1710.10044",
 )

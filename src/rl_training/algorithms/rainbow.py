@@ -43,7 +43,7 @@ SPEC = AlgorithmSpec(
     title="Rainbow",
     config=RainbowConfig,
     algorithm=RainbowAlgorithm,
-    regimes=(Regime.OFF_POLICY,),
+    regimes=(Regime.OFF_POLICY, Regime.OFFLINE),
     action_spaces=(spaces.Discrete,),
     paper="Hessel et al. 2018, Rainbow: Combining Improvements in Deep Reinforcement Learning, arXiv:1710.02298",
 )

@@ -119,7 +119,7 @@ SPEC = AlgorithmSpec(
     title="SAC",
     config=SACConfig,
     algorithm=SACAlgorithm,
-    regimes=(Regime.OFF_POLICY,),
+    regimes=(Regime.OFF_POLICY, Regime.OFFLINE),
     action_spaces=(spaces.Box,),
     paper="Haarnoja et al. 2018, Soft Actor-Critic Algorithms and Applications, arXiv:1812.05905",
 )

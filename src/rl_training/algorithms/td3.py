@@ -94,7 +94,7 @@ SPEC = AlgorithmSpec(
     title="TD3",
     config=TD3Config,
     algorithm=TD3Algorithm,
-    regimes=(Regime.OFF_POLICY,),
+    regimes=(Regime.OFF_POLICY, Regime.OFFLINE),
     action_spaces=(spaces.Box,),
     paper="Fujimoto et al. 2018, Addressing Function Approximation Error in Actor-Critic Methods, arXiv:1802.09477",
 )

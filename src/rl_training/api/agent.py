@@ -19,6 +19,7 @@ from rl_training.algorithms.registry import get_spec
 from rl_training.api.session import (
     Callbacks,
     describe_environment,
+    require_data,
     run_experiment,
     save_experiment,
     save_weights,
@@ -29,6 +30,7 @@ from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError, ConfigError, DataError
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.contracts.spec import ACTION_MASK
+from rl_training.data.dataset import Dataset
 from rl_training.deploy.export import ExportFormat, export_policy
 from rl_training.deploy.hub import CARD, VIDEO, download, model_card, require_hub, upload
 from rl_training.deploy.video import recorder, require_video
@@ -48,6 +50,7 @@ from rl_training.experiment.schema import to_plain, unknown_key
 from rl_training.runtime.collector import to_tensors
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.off_policy import OffPolicyTrainer
+from rl_training.runtime.offline import OfflineTrainer
 from rl_training.runtime.trainer import TrainResult
 
 AgentT = TypeVar("AgentT", bound="Agent")
@@ -58,7 +61,7 @@ class Agent:
 
     Args:
         env: an environment id, a callable that creates an environment, an environment, a vector environment, or a
-            complete `TrainConfig`.
+            complete `TrainConfig`. Without one, `dataset` gives the spaces, and the agent learns from it alone.
         eval_env: an environment for evaluation; by default one like `env`.
         **settings: any field of `TrainConfig` or of the algorithm's config.
 
@@ -70,7 +73,9 @@ class Agent:
 
     algo: ClassVar[str] = ""
 
-    def __init__(self, env: EnvLike | TrainConfig, *, eval_env: EnvLike | None = None, **settings: Any) -> None:
+    def __init__(
+        self, env: EnvLike | TrainConfig | None = None, *, eval_env: EnvLike | None = None, **settings: Any
+    ) -> None:
         if isinstance(env, TrainConfig):
             config, given = _override(env, settings, self.algo), None
             if config.algo != self.algo:
@@ -153,15 +158,71 @@ class Agent:
 
         The first call sets the horizon of schedules.
         """
-        more = self.config.total_timesteps if total_timesteps is None else total_timesteps
-        if isinstance(more, bool) or not isinstance(more, (int, np.integer)) or more < 1:
-            raise ConfigError(f"total_timesteps: expected a whole number of at least 1, got {more!r}")
+        more = _whole("total_timesteps", self.config.total_timesteps if total_timesteps is None else total_timesteps)
         self._require_whole()
+        if isinstance(self._experiment.trainer, OfflineTrainer):
+            self._begin_phase(self.config.replace(online=True), self._given_data())
+        return self._run(more, callback, progress, run_dir)
+
+    def learn_offline(
+        self,
+        dataset: str | Path | Dataset | None = None,
+        total_updates: int | None = None,
+        *,
+        callback: Callbacks = None,
+        progress: bool = True,
+        run_dir: str | Path | None = None,
+    ) -> TrainResult:
+        """Make this many more gradient steps on recorded data, without the environment.
+
+        `dataset` is a file, `minari:<id>` or a `Dataset` (default: the config's). `learn` then goes on online: part of
+        each batch still comes from the data (setting `prior_ratio`).
+
+        Example:
+            >>> agent = IQL("Pendulum-v1")  # doctest: +SKIP
+            >>> agent.learn_offline("pendulum.npz", 50_000)  # doctest: +SKIP
+            >>> agent.learn(10_000)  # doctest: +SKIP
+        """
+        more = _whole("total_updates", (self.config.total_updates or None) if total_updates is None else total_updates)
+        self._require_whole()
+        given = dataset if isinstance(dataset, Dataset) else None
+        offline = isinstance(self._experiment.trainer, OfflineTrainer)
+        if offline and dataset is None:
+            self._experiment.config = self.config.derived(total_updates=more)
+        else:
+            named = {} if dataset is None or given is not None else {"dataset": str(dataset)}
+            config = self.config.replace(online=False, total_updates=more, **named)
+            self._begin_phase(config, given or (self._given_data() if dataset is None else None))
+        return self._run(more, callback, progress, run_dir)
+
+    def _given_data(self) -> Dataset | None:
+        data = self._experiment.data
+        return None if data is None else data.given
+
+    def _begin_phase(self, config: TrainConfig, dataset: Dataset | None) -> None:
+        """Go on with another trainer: same algorithm state, counts and statistics, data from another source."""
+        old = self._experiment
+        new = build_experiment(config, old.env, old.eval_env, dataset=dataset)
+        try:
+            require_data(new)
+            state = old.trainer.state_dict()
+            if isinstance(old.trainer, OfflineTrainer) and isinstance(new.trainer, OfflineTrainer):
+                state["sampler"] = None  # other data
+            new.trainer.load_state_dict(state)
+        except BaseException:
+            new.close()
+            raise
+        old.close()
+        self._experiment = new
+
+    def _run(self, more: int, callback: Callbacks, progress: bool, run_dir: str | Path | None) -> TrainResult:
+        require_data(self._experiment)
+        position = self._experiment.trainer.position
         directory = None
         if run_dir is not None:
             directory = RunDirectory(Path(run_dir))
-            directory.join(self.num_timesteps)
-        total = self._experiment.trainer.env_steps + int(more)
+            directory.join(position)
+        total = position + more
         with nullcontext() if directory is None else run_lock(directory.path):
             if directory is not None:
                 directory.recover()
@@ -406,9 +467,9 @@ def _as_batch(obs: Any, space: spaces.Space[Any]) -> tuple[ArrayObservation, boo
     raise DataError(f"expected an observation of shape {shape} or a batch of them, got shape {array.shape}")
 
 
-def _layer(algo: str, env: EnvLike, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _layer(algo: str, env: EnvLike | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments as a config layer, including the number of environments of an environment object."""
-    given = {"algo": algo, "env_id": describe_env(env)}
+    given = {"algo": algo, "env_id": "" if env is None else describe_env(env)}
     data = split_settings(algo, settings, given["env_id"])
     if "atari" in data and not isinstance(env, str):
         raise ConfigError(
@@ -521,3 +582,10 @@ def evaluate(
         return agent.evaluate(num_episodes, deterministic=deterministic, seed=seed)
     finally:
         agent.close()
+
+
+def _whole(name: str, value: Any) -> int:
+    """A number of steps; anything else is refused."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ConfigError(f"{name}: expected a whole number of at least 1, got {value!r}")
+    return int(value)

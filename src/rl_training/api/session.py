@@ -17,7 +17,8 @@ from typing import Any
 from rl_training.contracts.errors import CheckpointError, ConfigError
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.contracts.schedule import Schedule
-from rl_training.contracts.spec import OffPolicyConfig
+from rl_training.data.formats.space_json import space_to_json
+from rl_training.data.settings import OffPolicyConfig
 from rl_training.deploy.profiling import Profiler, watched_methods
 from rl_training.deploy.video import VideoCallback, recorder, require_video
 from rl_training.envs.factory import EnvLike, describe_env
@@ -63,6 +64,7 @@ from rl_training.experiment.restoring import (
     refuse_edits,
     require_environment,
     restore,
+    spec_of,
 )
 from rl_training.experiment.runs import CONFIG, METRICS, EvaluationLog, RunDirectory, make_run_dir
 from rl_training.experiment.yaml_io import read_yaml
@@ -78,6 +80,7 @@ from rl_training.runtime.callbacks import (
     as_callbacks,
 )
 from rl_training.runtime.evaluator import EvaluationStoppedError
+from rl_training.runtime.offline import OfflineTrainer, ValidationCallback
 from rl_training.runtime.trainer import Trainer, TrainResult
 
 Callbacks = CallbackLike | Sequence[CallbackLike] | None
@@ -105,13 +108,14 @@ def train(
     config = experiment.config
     try:
         require_extras(config)
+        require_data(experiment)
         if config.init_from is not None:
             initialize(experiment, config.init_from)
         run_dir = RunDirectory(make_run_dir(config))
         with run_lock(run_dir.path):
             return run_experiment(
                 experiment,
-                config.total_timesteps,
+                experiment.end,
                 run_dir=run_dir,
                 callback=callback,
                 progress=progress,
@@ -125,6 +129,7 @@ def resume(
     path: str | Path,
     *,
     total_timesteps: int | None = None,
+    online: bool = False,
     env: EnvLike | None = None,
     eval_env: EnvLike | None = None,
     callback: Callbacks = None,
@@ -138,12 +143,15 @@ def resume(
     `env` is needed for runs whose environment was an object. `trust` allows the run's config to name a module to
     import (`package:Env-v0`) and to log to W&B or MLflow. With `learner_only`, the replay and unfinished episodes
     are not read: the run continues from the weights and optimizer of its newest checkpoint even if these are damaged.
+    `online` ends the offline phase of a run: it goes on in its environment for `total_timesteps` steps.
     Other settings that may change (`eval_every`, `device`, ...) are keyword arguments.
     """
     run_dir = RunDirectory(Path(path))
     run_dir.require()
     if total_timesteps is not None:
         changes["total_timesteps"] = total_timesteps
+    if online:
+        changes["online"] = True
     source, rest = str(run_dir.path / CONFIG), read_yaml(run_dir.path / CONFIG)
     rest = dict(rest)
     place = {str(name): rest.pop(name) for name in ("env_id", "env_kwargs") if name in rest}  # `env` replaces it
@@ -156,17 +164,22 @@ def resume(
         require_environment(checkpoint, env)
         refuse_changes(checkpoint, config)
         refuse_edits(config, run_dir.path / CONFIG, run_dir.metadata().get("history"), changes)
-        experiment = build_experiment(config, env, eval_env)
+        experiment = build_experiment(config, env, eval_env, spec=spec_of(checkpoint))
         try:
+            require_data(experiment)
             with _offering_learner_only(run_dir, learner_only):
                 restore(experiment, checkpoint, learner_only=learner_only)
             _refuse_finished(run_dir, experiment)
             _say_if_bits_may_differ(run_dir, experiment)
             trainer = experiment.trainer
-            run_dir.rewind(trainer.env_steps, again=EvaluationLog.__name__ in trainer.undone)
-            total = config.total_timesteps
+            run_dir.rewind(trainer.position, again=EvaluationLog.__name__ in trainer.undone)
             return run_experiment(
-                experiment, total, run_dir=run_dir, callback=callback, progress=progress, learner_only=learner_only
+                experiment,
+                experiment.end,
+                run_dir=run_dir,
+                callback=callback,
+                progress=progress,
+                learner_only=learner_only,
             )
         finally:
             experiment.close()
@@ -193,11 +206,12 @@ def _offering_learner_only(run_dir: RunDirectory, learner_only: bool) -> Iterato
 
 def _refuse_finished(run_dir: RunDirectory, experiment: Experiment) -> None:
     """Refuse to resume a finished run; one that was killed before its final evaluation may still complete it."""
-    steps, total = experiment.trainer.env_steps, experiment.config.total_timesteps
-    if steps >= total and run_dir.status() == "finished":
+    trainer, end = experiment.trainer, experiment.end
+    if trainer.position >= end and run_dir.status() == "finished":
+        longer = "total_timesteps" if trainer.unit == "steps" else "total_updates, or online,"
         raise ConfigError(
-            f"{run_dir.path} has already been trained for {steps} of {total} steps. "
-            "Pass a larger total_timesteps to continue."
+            f"{run_dir.path} has already been trained for {trainer.position} of {end} {trainer.unit}. "
+            f"Pass a larger {longer} to continue."
         )
 
 
@@ -220,8 +234,22 @@ def require_extras(config: TrainConfig) -> None:
         require_video()
 
 
+def require_data(experiment: Experiment) -> None:
+    """Raise an error before training if something that it needs is missing, or if recorded data cannot be read."""
+    problems = experiment.config.training_problems()
+    if experiment.env is not None:
+        problems = [text for text in problems if not text.startswith("env_id")]
+    if experiment.data is not None and experiment.data.given is not None:
+        problems = [text for text in problems if not text.startswith("dataset")]
+    if problems:
+        raise ConfigError(problems)
+    experiment.trainer.prepare()
+
+
 def describe_environment(experiment: Experiment) -> dict[str, Any]:
     """The origin of the environment, for the metadata."""
+    if experiment.env is None and not experiment.config.env_id:
+        return {"source": "none", "description": "recorded data only"}
     if experiment.env is None:
         return {"source": "id", "description": experiment.config.env_id}
     return {"source": "object", "description": describe_env(experiment.env)}
@@ -239,8 +267,23 @@ def save_experiment(experiment: Experiment, path: Path) -> Path:
         "env_steps": experiment.trainer.env_steps,
         "plugins": plugins_of(experiment.config),
         "resume_grade": _grade(experiment, state),
+        **_about_data(experiment),
     }
     return save_checkpoint(path, state, experiment.config.to_dict(), about)
+
+
+def _about_data(experiment: Experiment) -> dict[str, Any]:
+    """What the metadata says about recorded data: its hash, and the spaces if there is no environment to ask."""
+    about: dict[str, Any] = {}
+    if experiment.data is not None and experiment.data.is_open:
+        about["dataset"] = experiment.data.describe()
+    if not experiment.config.env_id and experiment.env is None:
+        spec = experiment.spec
+        about["spaces"] = {
+            "observation": space_to_json(spec.observation_space),
+            "action": space_to_json(spec.action_space),
+        }
+    return about
 
 
 def save_weights(experiment: Experiment, path: Path) -> Path:
@@ -253,6 +296,7 @@ def save_weights(experiment: Experiment, path: Path) -> Path:
     elsewhere: dict[str, Any] = {
         "output_dir": TrainConfig.output_dir,
         "init_from": None,
+        "dataset": None,
         "device": "auto",
         "num_threads": None,
     }
@@ -273,6 +317,7 @@ def save_weights(experiment: Experiment, path: Path) -> Path:
         "env_steps": experiment.trainer.env_steps,
         "plugins": plugins_of(config),
         "resume_grade": WEIGHTS_ONLY,
+        **_about_data(experiment),
     }
     return save_checkpoint(path, state, config.replace(**elsewhere).to_dict(), about)
 
@@ -282,12 +327,13 @@ def _grade(experiment: Experiment, state: dict[str, Any]) -> str:
     if state.get("sampler", ...) is None:
         return LEARNER_ONLY
     evaluations_differ = experiment.config.eval_every and experiment.eval_obstacle is not None
-    return EPISODE_BOUNDARY if state["collector"]["in_flight"] is None or evaluations_differ else EXACT
+    episodes_lost = state["collector"]["in_flight"] is None and not isinstance(experiment.trainer, OfflineTrainer)
+    return EPISODE_BOUNDARY if episodes_lost or evaluations_differ else EXACT
 
 
 def run_experiment(
     experiment: Experiment,
-    total_timesteps: int,
+    end: int,
     *,
     run_dir: RunDirectory | None = None,
     callback: Callbacks = None,
@@ -295,22 +341,27 @@ def run_experiment(
     profiler: Profiler | None = None,
     learner_only: bool = False,
 ) -> TrainResult:
-    """Train until `total_timesteps`. All files go to the run directory; without one, nothing is written."""
+    """Train until the position `end`. All files go to the run directory; without one, nothing is written."""
     config, trainer = experiment.config, experiment.trainer
     said = ""
-    if config.eval_every:
+    if config.eval_every and experiment.has_env:
         _ = experiment.evaluator  # fail now if the evaluation environment cannot be created
     if run_dir is not None:
         require_extras(config)
-        this = config.derived(total_timesteps=total_timesteps)
+        this = _with_end(experiment, end)
         grade, obstacle = experiment.resume_grade()
         if progress:
             said = f"resume grade: {grade}" + (f" ({obstacle})" if obstacle else "")
-        facts = {"environment": describe_environment(experiment), "resume_grade": grade, "plugins": plugins_of(config)}
+        facts = {
+            "environment": describe_environment(experiment),
+            "resume_grade": grade,
+            "plugins": plugins_of(config),
+            **_about_data(experiment),
+        }
         run_dir.begin(
             this,
             str(experiment.device),
-            experiment.trainer.env_steps,
+            experiment.trainer.position,
             settings=changeable(this),
             learner_only=learner_only,
             accelerate=experiment.acceleration(),
@@ -327,8 +378,8 @@ def run_experiment(
         ):
             if said:  # from here on, the run saves on a signal
                 _say(said)
-            result = trainer.run(total_timesteps, callbacks, new=user)
-            if config.eval_every and not result.interrupted:
+            result = trainer.run(end, callbacks, new=user)
+            if config.eval_every and experiment.has_env and not result.interrupted:
                 _evaluate_at_the_end(experiment, result)
     except BaseException as error:
         if run_dir is not None:
@@ -344,9 +395,17 @@ def run_experiment(
     return result
 
 
+def _with_end(experiment: Experiment, end: int) -> TrainConfig:
+    """The config with the budget of the current phase."""
+    progress = experiment.trainer.progress
+    if isinstance(experiment.trainer, OfflineTrainer):
+        return experiment.config.derived(total_updates=end - progress.env_steps)
+    return experiment.config.derived(total_timesteps=end - progress.offline_updates)
+
+
 def _record_end(run_dir: RunDirectory, experiment: Experiment, result: TrainResult) -> None:
     if result.final_evaluation is not None:
-        run_dir.add_evaluation(result.env_steps, result.final_evaluation, final=True)
+        run_dir.add_evaluation(experiment.trainer.position, result.final_evaluation, final=True)
     run_dir.update(
         status="stopped" if result.interrupted else "finished",
         env_steps=result.env_steps,
@@ -384,7 +443,7 @@ def _evaluate_at_the_end(experiment: Experiment, result: TrainResult) -> None:
             trainer.policy, config.eval_episodes, deterministic=config.eval_deterministic, seed=seed
         )
     except EvaluationStoppedError:
-        if trainer.env_steps < trainer.total_timesteps:
+        if trainer.position < trainer.end:
             warnings.warn(f"no final evaluation: {trainer.signal} interrupted it", stacklevel=2)
         else:
             assert trainer.signal is not None
@@ -419,7 +478,7 @@ def _warn_if_schedules_are_over(experiment: Experiment) -> None:
     """Warn if the schedules have reached their horizon: further training keeps their last values."""
     progress, settings = experiment.trainer.progress, experiment.config.algorithm
     names = [name for name in _schedules(settings) if name not in settings.unused()]
-    if names and 0 < progress.horizon <= progress.env_steps:
+    if names and 0 < progress.horizon <= progress.position - progress.phase_start:
         warnings.warn(
             f"the schedules of {', '.join(names)} ended at step {progress.horizon} and stay at their last values; "
             "for new schedules, start a new run with init_from",
@@ -443,7 +502,9 @@ def _callbacks(
     """The run's callbacks in order: evaluation, stop conditions, user callbacks, logging, and last the checkpoint."""
     config = experiment.config
     callbacks: list[Callback] = []
-    if config.eval_every:
+    if isinstance(experiment.trainer, OfflineTrainer) and config.eval_every:
+        callbacks.append(ValidationCallback(experiment.validation_batches, Every(config.eval_every)))
+    if config.eval_every and experiment.has_env:
         callbacks.append(
             EvaluationCallback(
                 _stoppable(experiment),
@@ -463,7 +524,7 @@ def _callbacks(
     if run_dir is not None:
         callbacks += _file_callbacks(experiment, run_dir)
     if progress:
-        callbacks.append(ProgressCallback(f"{config.algo} {config.env_id}"))
+        callbacks.append(ProgressCallback(f"{config.algo} {config.env_id}".strip()))
     if run_dir is not None:
         callbacks.append(
             CheckpointCallback(

@@ -28,6 +28,7 @@ IMPORTS = (
     "from rl_training.accelerate import Mode",
     "from rl_training.api.agent import Agent",
     "from rl_training.contracts.schedule import Schedule",
+    "from rl_training.data.processing import DataConfig",
     "from rl_training.envs.atari import AtariConfig",
     "from rl_training.envs.factory import EnvLike",
     "from rl_training.envs.wrappers import WrapperConfig",
@@ -59,7 +60,12 @@ def _class(spec: AlgorithmSpec) -> str:
     keywords = _keywords(TrainConfig, {"algo", "env_id", "algorithm"})
     keywords.append(f"        algorithm: {spec.config.__name__} | dict[str, Any] = ...,")
     keywords += _keywords(spec.config, set())
-    init = ["        env: EnvLike | TrainConfig,", "        *,", "        eval_env: EnvLike | None = ...,", *keywords]
+    init = [
+        "        env: EnvLike | TrainConfig | None = ...,",
+        "        *,",
+        "        eval_env: EnvLike | None = ...,",
+        *keywords,
+    ]
     preset = ["        env: str,", "        *,", "        env_id: str | None = ...,", *init[2:]]
     return "\n".join(
         [

@@ -78,9 +78,10 @@ def parse_train(args: list[str]) -> tuple[TrainConfig, Preset | None, bool]:
     wants_help = "-h" in options or "--help" in options
     if wants_help:
         layers.insert(0, Layer({"algo": next(iter(registry())), "env_id": "CartPole-v1"}, "help"))  # any algorithm
-    elif known.config is None and ("algo" not in typed or "env_id" not in typed):
+    elif known.config is None and ("algo" not in typed or not {"env_id", "dataset"} & typed.keys()):
         raise ConfigError(
-            "algorithm and environment: missing; use `rl-training train ppo CartPole-v1` or `rl-training train --config FILE`"
+            "algorithm and environment: missing; use `rl-training train ppo CartPole-v1`, `rl-training train iql --dataset FILE "
+            "--total-updates N`, or `rl-training train --config FILE`"
         )
     layers.append(Layer(typed, "command line"))
     base, preset = resolve_with_preset(layers, combinations=False)  # options may still fix them
@@ -98,6 +99,7 @@ def said(options: list[str]) -> dict[str, Any]:
     scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     scan.add_argument("--algo")
     scan.add_argument("--env-id", "--env_id", dest="env_id")
+    scan.add_argument("--dataset")
     scan.add_argument("--env-kwargs", "--env_kwargs", dest="env_kwargs", nargs="*")
     for name in NETWORK_LOGGERS:
         scan.add_argument(f"--{name}", action=argparse.BooleanOptionalAction)
@@ -112,7 +114,8 @@ def said(options: list[str]) -> dict[str, Any]:
 
 def report(result: TrainResult) -> int:
     """Print how the run ended and where its files are; returns the exit code."""
-    print(f"{result.stop_reason} after {result.env_steps:,} steps")
+    done = f"{result.env_steps:,} steps" if result.env_steps else f"{result.updates:,} updates"
+    print(f"{result.stop_reason} after {done}")
     if result.final_evaluation is not None:
         final = result.final_evaluation
         print(f"evaluation: mean return {final.mean:.2f} +/- {final.std:.2f} over {len(final.returns)} episodes")

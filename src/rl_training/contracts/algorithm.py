@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rl_training.contracts.arrays import AnyArray, ArrayObservation
-from rl_training.contracts.batches import Observation, Progress, UpdateResult
+from rl_training.contracts.batches import Metrics, Observation, Progress, UpdateResult
 from rl_training.contracts.spec import AlgorithmConfig, BoxActions, EnvSpec
 from rl_training.contracts.state import Stateful
 
@@ -77,6 +77,9 @@ class Algorithm(Stateful, ABC, Generic[ConfigT]):
     """Learns: owns networks, optimizers and one named random stream, and implements the paper's maths in `update`."""
 
     policy: Policy
+    columns: ClassVar[tuple[str, ...]] = ()
+    """Further columns of transitions that updates read from `batch.extras`: `return_to_go`, `next_action`, or a column
+    of the dataset."""
 
     def __init__(self, config: ConfigT, spec: EnvSpec, device: torch.device, rng: np.random.Generator) -> None:
         self.config = config
@@ -87,6 +90,10 @@ class Algorithm(Stateful, ABC, Generic[ConfigT]):
     @abstractmethod
     def update(self, batch: Any, progress: Progress) -> UpdateResult:
         """Learn from one batch (a rollout or transitions) and report metrics as detached tensors."""
+
+    def validate(self, batch: Any) -> Metrics:
+        """Losses and statistics on transitions that were not learned from; nothing by default."""
+        return {}
 
     def explore(self, progress: Progress) -> Policy:
         """The policy for data collection at this point of a run; exploration that changes over time is set here."""

@@ -122,15 +122,39 @@ class Progress(Stateful):
     env_steps: int = 0
     """Transitions seen so far, over all environments."""
     horizon: int = 0
-    """Steps over which schedules run; fixed when the run is first started."""
+    """Steps over which schedules run; fixed when the phase is first started."""
     iterations: int = 0
     updates: int = 0
     """Gradient steps so far."""
+    offline_updates: int = 0
+    """Gradient steps of the offline phase, which has no environment steps."""
+    phase_start: int = 0
+    """Position at which the current phase (offline or online) began."""
+
+    @property
+    def position(self) -> int:
+        """How far the run is: environment steps, plus the gradient steps of its offline phase."""
+        return self.env_steps + self.offline_updates
 
     @property
     def fraction(self) -> float:
-        """Share of the horizon that has passed, in [0, 1]."""
-        return min(1.0, self.env_steps / self.horizon) if self.horizon > 0 else 0.0
+        """Share of the phase's horizon that has passed, in [0, 1]."""
+        return min(1.0, (self.position - self.phase_start) / self.horizon) if self.horizon > 0 else 0.0
+
+    def begin_phase(self) -> None:
+        """Begin another phase here; schedules start again."""
+        self.phase_start, self.horizon = self.position, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Stateful.state_dict`; runs without an offline phase are saved as they always were."""
+        state = super().state_dict()
+        if not (self.offline_updates or self.phase_start):
+            del state["offline_updates"], state["phase_start"]
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Stateful.load_state_dict`."""
+        super().load_state_dict({"offline_updates": 0, "phase_start": 0, **state})
 
 
 @dataclass(frozen=True)

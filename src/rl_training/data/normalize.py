@@ -51,6 +51,11 @@ class ObservationNormalizer(Stateful):
             if isinstance(part, spaces.Box) and np.issubdtype(part.dtype, np.floating)
         }
 
+    @property
+    def is_new(self) -> bool:
+        """Whether it has no statistics yet."""
+        return all(moments.count == 0 for moments in self.moments.values())
+
     def update(self, obs: ArrayObservation) -> None:
         """Update the statistics with a batch of observations."""
         for key, moments in self.moments.items():

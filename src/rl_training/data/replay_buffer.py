@@ -14,6 +14,7 @@ import bisect
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ from rl_training.contracts.state import Segment, Stateful, check_keys, check_pla
 from rl_training.data import frames
 
 Indices = npt.NDArray[np.int64]
+RewardFn = Callable[[AnyArray], AnyArray]
 
 SEGMENT_BYTES = 32 * 2**20
 """Size of one replay file; a checkpoint rewrites at most this much."""
@@ -44,6 +46,19 @@ class Window(NamedTuple):
 
     steps: Indices
     used: BoolArray
+
+
+def discounted_sums(rewards: AnyArray, gamma: float) -> AnyArray:
+    """Discounted sum of the rewards from each step to the last one.
+
+    Example:
+        >>> discounted_sums(np.array([1.0, 2.0, 4.0]), 0.5).tolist()
+        [3.0, 4.0, 4.0]
+    """
+    sums = np.array(rewards, np.float64)
+    for step in range(len(sums) - 2, -1, -1):
+        sums[step] += gamma * sums[step + 1]
+    return sums.astype(np.float32)
 
 
 class ReplayBuffer(Stateful):
@@ -104,6 +119,8 @@ class ReplayBuffer(Stateful):
         """Times at which each environment's episodes ended, oldest first."""
         self.segments: dict[int, Segment] = {}
         """Segments that are already saved in files, by number."""
+        self._known_returns: dict[tuple[int, int], AnyArray] = {}
+        """Returns to go of finished episodes, by environment and time of the end; computed when first needed."""
 
     def _column(self, layout: _Layout) -> AnyArray:
         return np.zeros((self.num_slots, *layout.shape), layout.dtype)  # the OS allocates memory on first write
@@ -278,6 +295,40 @@ class ReplayBuffer(Stateful):
         np.logical_and.accumulate(goes_on, axis=1, out=used[:, 1:])
         return Window(indices, used)
 
+    def column(self, name: str, index: Indices, last: Indices, gamma: float, scale: RewardFn) -> AnyArray:
+        """A further column of transitions whose (n-step) returns end with the steps `last`.
+
+        `return_to_go`: discounted sum of rewards (changed by `scale`) to the end of the episode; minus infinity
+        while it is unfinished.
+        `next_action`: the action after the last step; at the end of an episode, the last action again.
+        """
+        if name == "return_to_go":
+            return self._returns_to_go(index, gamma, scale)
+        assert name == "next_action", name
+        goes_on = (self.final_row.take(last) < 0) & (self.times(last) < self.added - 1)
+        following: AnyArray = self.action.take(np.where(goes_on, (last + self.num_envs) % self.num_slots, last), axis=0)
+        return following
+
+    def _returns_to_go(self, index: Indices, gamma: float, scale: RewardFn) -> AnyArray:
+        """Returns to go of these steps. Those of a finished episode are computed together, when first needed."""
+        times, envs = self.times(index), index % self.num_envs
+        known = self._known_returns
+        found = np.empty(index.size, np.float32)
+        for row, (time, env) in enumerate(zip(times.tolist(), envs.tolist(), strict=True)):
+            ends = self.ends[env]
+            place = bisect.bisect_left(ends, time)
+            if place == len(ends):
+                found[row] = -np.inf
+                continue
+            first, last = ends[place - 1] + 1 if place else self.oldest, ends[place]
+            if (env, last) not in known:
+                rewards = self.reward.take(self.at(np.arange(first, last + 1), np.full(last + 1 - first, env)))
+                known[env, last] = discounted_sums(scale(rewards), gamma)
+            found[row] = known[env, last][time - last - 1]
+        if len(known) > 2 * sum(map(len, self.ends)) + 16:
+            self._known_returns = {key: value for key, value in known.items() if key[1] >= self.oldest}
+        return found
+
     def times(self, index: Indices) -> Indices:
         """Times of these steps, in rows since the first one."""
         newest = self.added - 1
@@ -350,6 +401,7 @@ class ReplayBuffer(Stateful):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; from a buffer of another size, the newest rows that fit."""
+        self._known_returns = {}
         stacked = ("next_age", "earlier") if self.is_stacked else ()
         check_keys("the replay buffer", ("num_envs", "added", "oldest", "next_obs", "segments", *stacked), state)
         for name in ("num_envs", "added", "oldest"):

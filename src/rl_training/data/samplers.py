@@ -17,23 +17,27 @@ from rl_training.contracts.plugins import SAMPLERS, FactoryT
 from rl_training.contracts.schedule import ScheduleOrFloat, value_of
 from rl_training.contracts.state import Stateful
 from rl_training.data.hindsight import Goals, Hindsight
-from rl_training.data.normalize import ObservationNormalizer, RewardNormalizer
+from rl_training.data.normalize import ObservationNormalizer
 from rl_training.data.replay_buffer import Indices, ReplayBuffer
 from rl_training.data.sum_tree import SumTree
 
 Float32 = npt.NDArray[np.float32]
 
 
-class Sampler(Protocol):
-    """Stores the steps of a collector and samples batches of transitions."""
+class RewardScale(Protocol):
+    """Changes rewards when they are sampled, such as `RewardNormalizer`."""
+
+    def scale(self, reward: AnyArray) -> AnyArray:
+        """Changed rewards of any shape."""
+        ...
+
+
+class TransitionSource(Protocol):
+    """Samples batches of transitions."""
 
     @property
     def ready(self) -> bool:
         """Whether there is anything to sample."""
-        ...
-
-    def add(self, step: Step) -> None:
-        """Add one step of all environments."""
         ...
 
     def sample(self, batch_size: int, progress: Progress) -> TransitionBatch:
@@ -44,6 +48,22 @@ class Sampler(Protocol):
         """Update priorities with the errors that an update computed for the last batch."""
         ...
 
+    def state_dict(self) -> dict[str, Any]:
+        """See `Stateful.state_dict`."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Stateful.load_state_dict`."""
+        ...
+
+
+class Sampler(TransitionSource, Protocol):
+    """Also stores the steps of a collector."""
+
+    def add(self, step: Step) -> None:
+        """Add one step of all environments."""
+        ...
+
     @property
     def buffer(self) -> ReplayBuffer:
         """The buffer that new steps are added to."""
@@ -51,14 +71,6 @@ class Sampler(Protocol):
 
     def replace(self, buffer: ReplayBuffer) -> None:
         """Continue with another buffer of the same kind."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Stateful.state_dict`."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Stateful.load_state_dict`."""
         ...
 
 
@@ -225,7 +237,8 @@ class ReplaySampler(Stateful):
         hindsight: Hindsight | None = None,
         device: torch.device | None = None,
         obs_normalizer: ObservationNormalizer | None = None,
-        reward_normalizer: RewardNormalizer | None = None,
+        reward_normalizer: RewardScale | None = None,
+        columns: tuple[str, ...] = (),
     ) -> None:
         self.buffer = buffer
         self.indexer = indexer
@@ -234,6 +247,8 @@ class ReplaySampler(Stateful):
         self.device = device or torch.device("cpu")
         self.obs_normalizer = obs_normalizer
         self.reward_normalizer = reward_normalizer
+        self.columns = columns
+        """Further columns of batches (`TransitionBatch.extras`), see `ReplayBuffer.column`."""
 
     @property
     def ready(self) -> bool:
@@ -262,7 +277,11 @@ class ReplaySampler(Stateful):
             next_obs=self._observation(next_obs),
             weight=self._tensor(weight),
             indices=torch.from_numpy(index),
+            extras={name: self._tensor(self._column(name, index, last)) for name in self.columns},
         )
+
+    def _column(self, name: str, index: Indices, last: Indices) -> AnyArray:
+        return self.buffer.column(name, index, last, self.gamma, self._scaled)
 
     def _follow(self, index: Indices) -> tuple[AnyArray, Float32, Indices, Goals | None]:
         """N-step rewards and discounts [B], the last step of each return, and new goals if there is hindsight."""
@@ -321,7 +340,7 @@ class MixedSampler(Stateful):
     Example: RLPD (Ball et al. 2023) takes half of each batch from an offline dataset.
     """
 
-    def __init__(self, online: ReplaySampler, prior: ReplaySampler, prior_ratio: float = 0.5) -> None:
+    def __init__(self, online: ReplaySampler, prior: TransitionSource, prior_ratio: float = 0.5) -> None:
         self.online, self.prior = online, prior
         self.prior_ratio = prior_ratio
 

@@ -17,6 +17,7 @@ from rl_training.experiment.files import write_json, write_text
 from rl_training.experiment.logging import LoggingCallback, ProgressCallback
 from rl_training.experiment.runs import EvaluationLog
 from rl_training.runtime.callbacks import Callback, EvaluationCallback
+from rl_training.runtime.collector import Collector
 
 PROFILE, TRACE = "profile.json", "trace.json"
 MAX_EVENTS = 200_000
@@ -128,20 +129,18 @@ def watched_methods(experiment: Experiment, callbacks: list[Callback]) -> list[t
     """The methods of a run that a profile distinguishes."""
     trainer = experiment.trainer
     collector, algorithm = trainer.collector, trainer.algorithm
-    methods = [
-        (collector, "collect", "collect"),
-        (collector.env, "step", "env"),
-        (algorithm.policy, "act", "act"),
-        (algorithm, "update", "update"),
-    ]
+    methods: list[tuple[Any, str, str]] = [(algorithm.policy, "act", "act"), (algorithm, "update", "update")]
+    if isinstance(collector, Collector):
+        methods += [(collector, "collect", "collect"), (collector.env, "step", "env")]
     if hasattr(algorithm.policy, "act_on_arrays"):
         methods.append((algorithm.policy, "act_on_arrays", "act"))
     for name in ("buffer", "sampler"):  # where steps are stored, depending on the regime
-        if name in vars(trainer):
-            methods.append((getattr(trainer, name), "add", "store"))
+        if hasattr(vars(trainer).get(name), "add"):
+            methods.append((vars(trainer)[name], "add", "store"))
     if "sampler" in vars(trainer):
         methods.append((vars(trainer)["sampler"], "sample", "sample"))
         methods.append((vars(trainer)["sampler"], "update_priorities", "sample"))
+    if "random_policy" in vars(trainer):
         methods.append((vars(trainer)["random_policy"], "act", "act"))
     for callback in callbacks:
         name = next((label for cls, label in CALLBACKS.items() if isinstance(callback, cls)), "callbacks")

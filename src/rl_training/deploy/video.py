@@ -71,7 +71,7 @@ class VideoCallback(Callback):
 
     def on_iteration(self, run: RunView) -> None:
         """See `Callback.on_iteration`."""
-        if not self.every.completed(run.env_steps):
+        if not self.every.completed(run.position):
             return
         try:
             self._film(run)
@@ -81,10 +81,10 @@ class VideoCallback(Callback):
             self.outage.ended("earlier ones are missing")
 
     def _film(self, run: RunView) -> None:
-        evaluator = self.make_evaluator(f"step-{run.env_steps}")
+        evaluator = self.make_evaluator(f"step-{run.position}")
         try:
-            seed = draw_seed(random_stream(self.seed, "video", run.env_steps))
+            seed = draw_seed(random_stream(self.seed, "video", run.position))
             evaluator.evaluate(run.policy, 1, deterministic=self.deterministic, seed=seed, stop=self.stop)
         finally:
             evaluator.close()
-        self.every.last = run.env_steps
+        self.every.last = run.position

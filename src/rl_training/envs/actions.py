@@ -20,6 +20,9 @@ from rl_training.contracts.arrays import AnyArray
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.spec import BoxActions
 
+SQUASH_LIMIT = 1.0 - 1e-6
+"""Recorded actions at the bounds have no finite inverse of tanh; this is the nearest one that is used."""
+
 
 class ActionMap:
     """Maps batches [N, ...] of policy actions to the dtype, offset and bounds of an action space.
@@ -68,6 +71,24 @@ class ActionMap:
         if self._is_integer:
             bounded = np.rint(bounded)
         return bounded.astype(space.dtype, copy=False)
+
+    def to_policy(self, action: AnyArray) -> AnyArray:
+        """The inverse of `to_env`, for recorded actions; those outside of the bounds are clipped.
+
+        Example:
+            >>> ActionMap(spaces.Box(-2.0, 2.0, (1,)), "rescale").to_policy(np.array([[1.0]])).tolist()
+            [[0.5]]
+        """
+        if not isinstance(self.space, spaces.Box):
+            shifted: AnyArray = np.asarray(action - self.offset).astype(np.int64)
+            return shifted
+        bounded = _clip(action, self.low, self.high)
+        if self.box_actions == "clip":
+            return bounded.astype(np.float32)
+        unit = _clip((bounded - self.low) / self._half_width - 1.0, -1.0, 1.0)
+        if self.box_actions == "squash":
+            unit = np.arctanh(_clip(unit, -SQUASH_LIMIT, SQUASH_LIMIT))
+        return unit.astype(np.float32)
 
 
 def _clip(x: AnyArray, low: Any, high: Any) -> AnyArray:

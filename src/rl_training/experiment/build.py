@@ -18,13 +18,16 @@ from torch import nn
 from rl_training.accelerate import report, using
 from rl_training.algorithms.registry import check_action_space, get_spec
 from rl_training.contracts.algorithm import Algorithm, Policy
+from rl_training.contracts.batches import TransitionBatch
 from rl_training.contracts.environment import Environments
 from rl_training.contracts.errors import CheckpointError, ConfigError, EnvError
 from rl_training.contracts.random import draw_seed, random_stream
-from rl_training.contracts.spec import ACTION_MASK, EnvSpec, FrameStack, OffPolicyConfig, OnPolicyConfig, Regime
+from rl_training.contracts.spec import ACTION_MASK, EnvSpec, FrameStack, OnPolicyConfig, Regime
 from rl_training.contracts.state import same_state
+from rl_training.data.dataset import Dataset
 from rl_training.data.hindsight import Hindsight
 from rl_training.data.normalize import ObservationNormalizer, RewardNormalizer
+from rl_training.data.recorded import DatasetSampler
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.data.samplers import (
@@ -36,6 +39,7 @@ from rl_training.data.samplers import (
     UniformIndexer,
     make_indexer,
 )
+from rl_training.data.settings import OffPolicyConfig
 from rl_training.envs.actions import ActionMap
 from rl_training.envs.atari import AtariAdapter, is_atari
 from rl_training.envs.factory import EnvLike, copy_env, make_env, make_vector_env, wrap_env
@@ -45,16 +49,19 @@ from rl_training.envs.vector import AnyVectorEnv, AutoresetAdapter
 from rl_training.envs.wrappers import stack_of
 from rl_training.experiment.checkpointing import round_trip
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.recorded_data import RecordedData
 from rl_training.experiment.replay import read_replay
 from rl_training.policies.exploration import RandomPolicy
-from rl_training.runtime.collector import Collector
+from rl_training.runtime.collector import Collector, NoCollector
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.off_policy import OffPolicyTrainer
+from rl_training.runtime.offline import OfflineTrainer
 from rl_training.runtime.on_policy import OnPolicyTrainer
 from rl_training.runtime.trainer import Trainer
 
 MAX_EVAL_ENVS = 8
 MAX_THREADS = 8
+NUM_VALIDATION_BATCHES = 10
 THREADS_FROM = 2**23
 """Minimum multiplications per matrix product for multiple threads; 256 rows times a 256 x 256 layer are twice that."""
 EXACT, EPISODE_BOUNDARY, LEARNER_ONLY = "exact", "episode-boundary", "learner-only"
@@ -73,6 +80,8 @@ class Experiment:
     env: EnvLike | None = None
     """The environment object, if one was given instead of an id."""
     eval_env: EnvLike | None = None
+    data: RecordedData | None = None
+    """The recorded data of the run, opened when training needs it."""
     damage: str | None = None
     """What is damaged in the restored replay or episodes; if set, the experiment can act but not continue training."""
     eval_state: Any = field(default=None, repr=False)
@@ -84,6 +93,8 @@ class Experiment:
     @property
     def evaluator(self) -> Evaluator:
         """The evaluator, with its own environments; created on first use."""
+        if not self.has_env:
+            raise ConfigError("env_id: is empty; an evaluation needs an environment: give env_id, env or eval_env")
         if self._evaluator is None:
             env = AutoresetAdapter(self._make_eval_env())
             saved, self.eval_state = self.eval_state, None
@@ -97,6 +108,32 @@ class Experiment:
                 self._evaluator.remake = lambda: AutoresetAdapter(self._make_eval_env())
                 self.eval_obstacle = None
         return self._evaluator
+
+    @property
+    def has_env(self) -> bool:
+        """Whether there is an environment to evaluate in."""
+        return bool(self.config.env_id) or self.env is not None or self.eval_env is not None
+
+    @property
+    def end(self) -> int:
+        """The position at which the current phase of the run ends, by its config."""
+        progress = self.trainer.progress
+        if isinstance(self.trainer, OfflineTrainer):
+            return progress.env_steps + self.config.total_updates
+        return progress.offline_updates + self.config.total_timesteps
+
+    def validation_batches(self) -> list[TransitionBatch]:
+        """The same transitions in each call: of the validation part, or of the training part if there is none."""
+        assert self.data is not None
+        sampler = self.data.sampler(
+            self.spec,
+            self.trainer.algorithm,
+            self.actions,
+            self.trainer.collector.obs_normalizer,
+            validation=True,
+        )
+        size = self.config.algorithm.rows_per_update(1)
+        return [sampler.sample(size, self.trainer.progress) for _ in range(NUM_VALIDATION_BATCHES)]
 
     def _fits_eval_env(self, saved: Any, env: AutoresetAdapter) -> bool:
         """Whether a saved state is of as many environments; one that they cannot restore is an error."""
@@ -130,6 +167,10 @@ class Experiment:
     def resume_grade(self) -> tuple[str, str | None]:
         """How exactly this run can be resumed, and what prevents `exact`, if anything."""
         collector = self.trainer.collector
+        if isinstance(collector, NoCollector):
+            if self.has_env and self.config.eval_every and self.evaluator and self.eval_obstacle is not None:
+                return EPISODE_BOUNDARY, self.eval_obstacle
+            return EXACT, None
         seed = None if collector.obs is not None else draw_seed(copy.deepcopy(collector.env_rng))
         if collector.obs is None:
             collector.reset()
@@ -208,12 +249,25 @@ class Experiment:
         return wrap_env(env, self.config.wrappers, self.config.action_masks)
 
 
-def build_experiment(config: TrainConfig, env: EnvLike | None = None, eval_env: EnvLike | None = None) -> Experiment:
-    """Build a run. Problems with spaces, extras and devices are raised here, before training starts."""
+def build_experiment(
+    config: TrainConfig,
+    env: EnvLike | None = None,
+    eval_env: EnvLike | None = None,
+    *,
+    dataset: Dataset | None = None,
+    spec: EnvSpec | None = None,
+) -> Experiment:
+    """Build a run. Problems with spaces, extras and devices are raised here, before training starts.
+
+    `dataset` is recorded data in memory, in place of the file that the config names. `spec` is for runs without an
+    environment: what a checkpoint says about the data, so that acting does not need it.
+    """
     if isinstance(env, str):
         config, env = config.replace(env_id=env), None
     config = _fit(config, env)
-    algorithm_spec = get_spec(config.algo)
+    data = RecordedData(config, dataset)
+    if config.regime is Regime.OFFLINE or (config.env_id == "" and env is None):
+        return _build_offline(config, env, eval_env, data, spec)
     device = resolve_device(config.device)
     vector = make_vector_env(config, env=env, autoreset_mode=AutoresetMode.DISABLED)
     try:
@@ -224,13 +278,8 @@ def build_experiment(config: TrainConfig, env: EnvLike | None = None, eval_env: 
             config.action_masks,
             _frame_stack(config, env),
         )
-        check_action_space(algorithm_spec, spec)
-        if config.action_masks:
-            check_mask_space(spec.observation_space, spec.action_space)
-        # one thread, so that initial weights do not depend on the number of threads
-        with using_threads(1), using(config.accelerate):
-            rng = random_stream(config.seed, "algorithm")
-            algorithm = algorithm_spec.algorithm(config.algorithm, spec, device, rng)
+        data.env_spec = spec
+        algorithm = _make_algorithm(config, spec, device)
         if config.num_threads is None:
             rows = config.algorithm.rows_per_update(vector.num_envs)
             config = config.derived(num_threads=choose_threads(algorithm.policy, rows))
@@ -244,12 +293,56 @@ def build_experiment(config: TrainConfig, env: EnvLike | None = None, eval_env: 
             obs_normalizer=_obs_normalizer(config, spec),
             reward_normalizer=_reward_normalizer(config, vector.num_envs),
         )
-        trainer = TRAINERS[algorithm_spec.regimes[0]](config, spec, algorithm, collector)
+        trainer = TRAINERS[config.regime](config, spec, algorithm, collector, data)
     except BaseException:
         if not isinstance(env, (gym.Env, VectorEnv)):
             vector.close()
         raise
-    return Experiment(config, spec, trainer, actions, device, env, eval_env)
+    return Experiment(config, spec, trainer, actions, device, env, eval_env, data)
+
+
+def _build_offline(
+    config: TrainConfig, env: EnvLike | None, eval_env: EnvLike | None, data: RecordedData, spec: EnvSpec | None
+) -> Experiment:
+    """Build a run that learns from recorded data; the environment, if there is one, gives the spaces."""
+    device = resolve_device(config.device)
+    if config.env_id or env is not None:
+        spec = data.env_spec = _spec_of_env(config, env)
+    elif spec is None:
+        spec = data.spec()
+    algorithm = _make_algorithm(config, spec, device)
+    if config.num_threads is None:
+        rows = config.algorithm.rows_per_update(1)
+        config = config.derived(num_threads=choose_threads(algorithm.policy, rows))
+    actions = ActionMap(spec.action_space, algorithm.policy.box_actions)
+    normalizer = _obs_normalizer(config, spec)
+    collector = NoCollector(normalizer)
+
+    def open_data() -> ReplaySampler:
+        return data.sampler(spec, algorithm, actions, normalizer)
+
+    trainer = OfflineTrainer(algorithm, collector, DatasetSampler(open_data), config.algorithm.rows_per_update(1))
+    return Experiment(config, spec, trainer, actions, device, env, eval_env, data)
+
+
+def _spec_of_env(config: TrainConfig, env: EnvLike | None) -> EnvSpec:
+    vector = make_vector_env(config, 1, env=env, autoreset_mode=AutoresetMode.DISABLED)
+    try:
+        return EnvSpec(vector.single_observation_space, vector.single_action_space, config.env_id, config.action_masks)
+    finally:
+        if not isinstance(env, (gym.Env, VectorEnv)):
+            vector.close()
+
+
+def _make_algorithm(config: TrainConfig, spec: EnvSpec, device: torch.device) -> Algorithm[Any]:
+    algorithm_spec = get_spec(config.algo)
+    check_action_space(algorithm_spec, spec)
+    if config.action_masks:
+        check_mask_space(spec.observation_space, spec.action_space)
+    # one thread, so that initial weights do not depend on the number of threads
+    with using_threads(1), using(config.accelerate):
+        rng = random_stream(config.seed, "algorithm")
+        return algorithm_spec.algorithm(config.algorithm, spec, device, rng)
 
 
 def _learning_adapter(config: TrainConfig, vector: AnyVectorEnv, given: EnvLike | None) -> AutoresetAdapter:
@@ -328,7 +421,9 @@ def _fit(config: TrainConfig, env: EnvLike | None) -> TrainConfig:
     return config
 
 
-def _on_policy(config: TrainConfig, spec: EnvSpec, algorithm: Algorithm[Any], collector: Collector) -> Trainer:
+def _on_policy(
+    config: TrainConfig, spec: EnvSpec, algorithm: Algorithm[Any], collector: Collector, data: RecordedData
+) -> Trainer:
     settings = config.algorithm
     assert isinstance(settings, OnPolicyConfig)
     normalizer = collector.obs_normalizer
@@ -338,7 +433,9 @@ def _on_policy(config: TrainConfig, spec: EnvSpec, algorithm: Algorithm[Any], co
     return OnPolicyTrainer(algorithm, collector, buffer)
 
 
-def _off_policy(config: TrainConfig, spec: EnvSpec, algorithm: Algorithm[Any], collector: Collector) -> Trainer:
+def _off_policy(
+    config: TrainConfig, spec: EnvSpec, algorithm: Algorithm[Any], collector: Collector, data: RecordedData
+) -> Trainer:
     settings = config.algorithm
     assert isinstance(settings, OffPolicyConfig)
     hindsight = None
@@ -368,7 +465,8 @@ def _off_policy(config: TrainConfig, spec: EnvSpec, algorithm: Algorithm[Any], c
             hindsight=hindsight,
             device=algorithm.device,
             obs_normalizer=collector.obs_normalizer,
-            reward_normalizer=collector.reward_normalizer,
+            reward_normalizer=data if data.is_given else collector.reward_normalizer,
+            columns=algorithm.columns,
         )
 
     try:
@@ -384,6 +482,13 @@ def _off_policy(config: TrainConfig, spec: EnvSpec, algorithm: Algorithm[Any], c
     if settings.prior_replay is not None:
         prior = sampler_over(read_replay(settings.prior_replay, spec), "prior")
         sampler = MixedSampler(online, prior, settings.prior_ratio)
+    elif data.is_given:
+
+        def open_data() -> ReplaySampler:
+            actions = ActionMap(spec.action_space, algorithm.policy.box_actions)
+            return data.sampler(spec, algorithm, actions, collector.obs_normalizer)
+
+        sampler = MixedSampler(online, DatasetSampler(open_data), settings.prior_ratio)
     return OffPolicyTrainer(algorithm, collector, sampler, settings, RandomPolicy(spec))
 
 
@@ -401,11 +506,11 @@ def _warn_if_large(buffer: ReplayBuffer) -> None:
         )
 
 
-TRAINERS: dict[Regime, Callable[[TrainConfig, EnvSpec, Algorithm[Any], Collector], Trainer]] = {
+TRAINERS: dict[Regime, Callable[[TrainConfig, EnvSpec, Algorithm[Any], Collector, RecordedData], Trainer]] = {
     Regime.ON_POLICY: _on_policy,
     Regime.OFF_POLICY: _off_policy,
 }
-"""The trainer for each regime; an algorithm's first regime is its default."""
+"""The trainer for each regime with an environment; see `TrainConfig.regime` for the choice."""
 
 
 def _obs_normalizer(config: TrainConfig, spec: EnvSpec) -> ObservationNormalizer | None:

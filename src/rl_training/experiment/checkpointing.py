@@ -461,7 +461,7 @@ class CheckpointCallback(Callback):
 
     def on_iteration(self, run: RunView) -> None:
         """See `Callback.on_iteration`."""
-        due = self.every.due(run.env_steps)
+        due = self.every.due(run.position)
         improved, self.improved = self.improved, False
         if improved and self.keep_best:
             self._try(lambda: self.save(self.directory / "best"))
@@ -470,7 +470,7 @@ class CheckpointCallback(Callback):
 
     def on_stop(self, run: RunView) -> None:
         """See `Callback.on_stop`."""
-        if self.saved_at != run.env_steps and run.iterations > 0:
+        if self.saved_at != run.position and run.iterations > 0:
             self._save_step(run)
 
     @staticmethod
@@ -482,9 +482,9 @@ class CheckpointCallback(Callback):
 
     def _save_step(self, run: RunView) -> None:
         began = time.perf_counter()
-        path = self.save(self.directory / f"step_{run.env_steps}")
+        path = self.save(self.directory / f"step_{run.position}")
         size = sum(file.stat().st_size for file in path.iterdir())
         run.record({"time/checkpoint_seconds": time.perf_counter() - began, "time/checkpoint_megabytes": size / 1e6})
-        self.saved_at = run.env_steps
+        self.saved_at = run.position
         for old in checkpoints_of(self.directory.parent)[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)

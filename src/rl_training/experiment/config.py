@@ -14,7 +14,8 @@ from rl_training.accelerate import Mode, mode_problem
 from rl_training.algorithms.registry import get_spec
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
-from rl_training.contracts.spec import AlgorithmConfig, AlgorithmSpec
+from rl_training.contracts.spec import AlgorithmConfig, AlgorithmSpec, Regime
+from rl_training.data.processing import DataConfig
 from rl_training.envs.atari import PREFIX, AtariConfig, is_atari
 from rl_training.envs.factory import Vectorization, module_of
 from rl_training.envs.wrappers import WrapperConfig, wrapper_problem
@@ -34,9 +35,20 @@ class TrainConfig:
     """
 
     algo: str = setting(help="Algorithm, in lower case: ppo, sac, dqn, ...")
-    env_id: str = setting(help="Gymnasium environment id.")
+    env_id: str = setting(help="Gymnasium environment id; empty for learning from recorded data without one.")
     seed: int = setting(0, "Seed of all random streams of the run.", ge=0)
     total_timesteps: int = setting(100_000, "Environment steps to train for, counted over all environments.", ge=1)
+    dataset: str | None = setting(
+        None,
+        "Recorded data: a file (.npz, .hdf5, .parquet), a saved replay, or minari:<id>. With total_updates the run "
+        "learns from it alone (offline); otherwise part of each batch comes from it.",
+        added_later=True,
+    )
+    total_updates: int = setting(
+        0, "Gradient steps of the offline phase; 0 for algorithms that learn online.", ge=0, added_later=True
+    )
+    online: bool = setting(False, "Continue online after an offline phase; set by `resume --online`.", added_later=True)
+    data: DataConfig = setting(factory=DataConfig, help="Processing of recorded data.", added_later=True)
     num_envs: int = setting(None, "Number of parallel environments; the default depends on the algorithm.", ge=1)
     output_dir: Path = setting(Path("runs"), "Directory in which the run directory is created.")
     device: str = setting("auto", "Torch device: auto (a GPU if available), cpu, cuda, cuda:1, mps.")
@@ -113,6 +125,8 @@ class TrainConfig:
                 spec = get_spec(self.algo)
             except ConfigError as error:
                 problems += [f"{source('algo')} > {text}" for text in error.problems]
+        if self.env_id is dataclasses.MISSING and self.dataset is not None:
+            self.env_id = ""
         if self.num_envs is None:
             self.num_envs = spec.default_num_envs if spec else 1
         if self.vectorization is None:
@@ -153,11 +167,49 @@ class TrainConfig:
             ]
         if problem := mode_problem(self.accelerate):
             found.append(f"accelerate: {problem}")
-        if self.env_id == "":
-            found.append("env_id: must not be empty")
-        elif isinstance(self.env_id, str):
+        if isinstance(self.env_id, str) and self.env_id:
             found += self._atari_problems()
+        return found + self._data_problems()
+
+    def _data_problems(self) -> list[str]:
+        """Problems of the choice between recorded data and an environment."""
+        if not (isinstance(self.algo, str) and isinstance(self.env_id, str)):
+            return []  # reported before
+        try:
+            regimes = get_spec(self.algo).regimes
+        except ConfigError:  # reported before
+            return []
+        found = []
+        if self.env_id == "" and (self.dataset is None or Regime.OFFLINE not in regimes):
+            found.append("env_id: must not be empty")
+        elif self.regime is Regime.OFFLINE:
+            if Regime.OFFLINE not in regimes:
+                found.append(f"total_updates: {self.algo} cannot learn from recorded data alone; leave it at 0")
+            if self.normalize_reward:
+                found.append("normalize_reward: is for rewards that are collected; use data.reward_preset")
+        if self.online and Regime.OFF_POLICY not in regimes:
+            found.append(f"online: {self.algo} learns from recorded data only")
+        elif self.regime is Regime.ON_POLICY and self.dataset is not None:
+            found.append(f"dataset: {self.algo} cannot mix recorded data into its batches")
         return found
+
+    def training_problems(self) -> list[str]:
+        """What is missing to start training, though the settings are enough to make the agent."""
+        if self.regime is not Regime.OFFLINE:
+            return ["env_id: is empty; training online needs an environment"] if self.env_id == "" else []
+        found = []
+        if self.total_updates == 0:
+            found.append(f"total_updates: {self.algo} learns from recorded data: give the number of gradient steps")
+        if self.dataset is None:
+            found.append(f"dataset: {self.algo} learns from recorded data: give a file or minari:<id>")
+        return found
+
+    @property
+    def regime(self) -> Regime:
+        """Where the data comes from in the current phase of the run."""
+        online = [regime for regime in get_spec(self.algo).regimes if regime is not Regime.OFFLINE]
+        offline = not self.online and (self.total_updates > 0 or self.env_id == "")
+        return Regime.OFFLINE if offline or not online else online[0]
 
     def _atari_problems(self) -> list[str]:
         default = AtariConfig()
@@ -259,7 +311,8 @@ def resolve(layers: Sequence[Layer], *, combinations: bool = True) -> TrainConfi
     for layer in layers:
         merged = merge(merged, _valid_part(layer, algo, problems))
     everywhere = ", ".join(layer.source for layer in layers) or "config"
-    problems += [f"{everywhere}: '{name}' is required" for name in ("algo", "env_id") if name not in origin]
+    required = ("algo",) if "dataset" in origin else ("algo", "env_id")
+    problems += [f"{everywhere}: '{name}' is required" for name in required if name not in origin]
     if "env_id" in merged and not origin["env_id"].trusted:
         problems += module_problems(merged["env_id"], origin["env_id"].source)
     if "env_kwargs" in merged and not origin["env_kwargs"].trusted:

@@ -11,19 +11,22 @@ from gymnasium import spaces
 
 from rl_training.contracts.arrays import ArrayObservation
 from rl_training.contracts.errors import CheckpointError, ConfigError, RLTrainingError
+from rl_training.contracts.spec import EnvSpec
 from rl_training.contracts.state import Stateful, check_keys
+from rl_training.data.formats.space_json import space_from_json
 from rl_training.envs.factory import EnvLike
 from rl_training.experiment.build import WEIGHTS_ONLY, Experiment, build_experiment
 from rl_training.experiment.checkpointing import CONFIG, Checkpoint, find_checkpoint
 from rl_training.experiment.config import NETWORK_LOGGERS, Layer, TrainConfig, resolve
 from rl_training.experiment.metadata import collect_metadata
 from rl_training.experiment.plugins import changed_plugins, require_plugins
+from rl_training.runtime.collector import NoCollector
 
 MAY_CHANGE = frozenset(
     {"total_timesteps", "output_dir", "device", "num_threads", "env_timeout", "max_seconds", "stop_reward"}
     | {"stop_patience", "eval_every", "eval_episodes", "eval_deterministic", "eval_epsilon", "checkpoint_every"}
     | {"checkpoint_keep", "checkpoint_best", "video_every", "log_every", "tensorboard", "wandb", "mlflow", "loggers"}
-    | {"init_from"}
+    | {"init_from", "total_updates", "online"}
 )
 """Settings that may change when a run is resumed."""
 
@@ -76,13 +79,22 @@ def _load_experiment(
         config = config_of(checkpoint, trust=trust or env is not None, **off)
     else:
         refuse_changes(checkpoint, config)
-    experiment = build_experiment(config, env, eval_env)
+    experiment = build_experiment(config, env, eval_env, spec=spec_of(checkpoint))
     try:
         restore(experiment, checkpoint, in_flight=env is None, learner_only=learner_only)
     except BaseException:
         experiment.close()
         raise
     return experiment, checkpoint
+
+
+def spec_of(checkpoint: Checkpoint) -> EnvSpec | None:
+    """The spaces that a run without an environment saved; None for the others."""
+    saved = checkpoint.metadata.get("spaces")
+    if not isinstance(saved, Mapping):
+        return None
+    with _naming(checkpoint, "the saved spaces are damaged"):
+        return EnvSpec(space_from_json(saved["observation"]), space_from_json(saved["action"]), "dataset")
 
 
 def config_of(checkpoint: Checkpoint, *, trust: bool, **changes: Any) -> TrainConfig:
@@ -122,9 +134,10 @@ def _completed(experiment: Experiment, state: dict[str, Any]) -> dict[str, Any]:
 
 def _check_observation(obs: ArrayObservation | None, experiment: Experiment) -> None:
     """Check that the last observation is in the environment's observation space, or is None."""
-    space, num_envs = experiment.spec.observation_space, experiment.trainer.collector.env.num_envs
-    if obs is None:
+    collector = experiment.trainer.collector
+    if obs is None or isinstance(collector, NoCollector):
         return
+    space, num_envs = experiment.spec.observation_space, collector.env.num_envs
     if isinstance(space, spaces.Dict) or isinstance(obs, dict):
         parts = space.spaces if isinstance(space, spaces.Dict) else {}
         check_keys("the last observation", parts.keys(), obs)

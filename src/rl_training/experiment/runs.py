@@ -220,7 +220,7 @@ class EvaluationLog(Callback):
 
     def on_evaluation(self, run: RunView, result: EvaluationResult) -> None:
         """See `Callback.on_evaluation`."""
-        self.waiting.append(_entry(run.env_steps, result))
+        self.waiting.append(_entry(run.position, result))
         self._write()
 
     def close(self) -> None:

@@ -26,7 +26,22 @@ class RunView(Protocol):
 
     @property
     def total_timesteps(self) -> int:
-        """The step at which this run ends."""
+        """The environment step at which this run ends."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """How far the run is: environment steps, plus gradient steps made offline. Logs and checkpoints count it."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """The position at which this run ends."""
+        ...
+
+    @property
+    def unit(self) -> str:
+        """What the position counts now: `steps`, or `updates` in an offline phase."""
         ...
 
     @property
@@ -130,7 +145,7 @@ class FunctionCallback(Callback):
 
 @dataclass
 class Every(Stateful):
-    """A period in environment steps: due once every `period` steps; 0 means never.
+    """A period in steps: due once every `period` steps; 0 means never.
 
     `last` is a step, not a count of periods, because a resumed run may have another period.
     """
@@ -139,16 +154,16 @@ class Every(Stateful):
     period: int
     last: int = 0
 
-    def due(self, env_steps: int) -> bool:
+    def due(self, position: int) -> bool:
         """Whether another period has been completed since the last time this was true."""
-        if not self.completed(env_steps):
+        if not self.completed(position):
             return False
-        self.last = env_steps
+        self.last = position
         return True
 
-    def completed(self, env_steps: int) -> bool:
+    def completed(self, position: int) -> bool:
         """What `due` will return, without recording it."""
-        return self.period > 0 and env_steps // self.period > self.last // self.period
+        return self.period > 0 and position // self.period > self.last // self.period
 
 
 class EvaluateFn(Protocol):
@@ -172,12 +187,12 @@ class EvaluationCallback(Callback):
 
     def on_iteration(self, run: RunView) -> None:
         """See `Callback.on_iteration`."""
-        if self.every.completed(run.env_steps):
+        if self.every.completed(run.position):
             # fresh start states each time, from a counter that is saved
             seed = draw_seed(random_stream(self.seed, "evaluation", self.num_evaluations))
             began = time.perf_counter()
             result = self.evaluate(run.policy, self.num_episodes, deterministic=self.deterministic, seed=seed)
-            self.every.last = run.env_steps  # not before: if a signal stops it, it is repeated after the resume
+            self.every.last = run.position  # not before: if a signal stops it, it is repeated after the resume
             self.num_evaluations += 1
             run.record({"time/evaluation_seconds": time.perf_counter() - began})
             run.report_evaluation(result)

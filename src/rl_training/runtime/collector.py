@@ -282,6 +282,36 @@ class Collector(Stateful):
             if self.episode_start.dtype != np.bool_ or self.episode_start.shape != (self.env.num_envs,):
                 raise CheckpointError("the saved episode starts are not one boolean per environment")
 
+    def metrics(self) -> dict[str, float]:
+        """Statistics of the latest episodes."""
+        return self.statistics.metrics()
+
     def close(self) -> None:
         """Close the environments."""
         self.env.close()
+
+
+class NoCollector(Stateful):
+    """In place of a collector when a run has no training environments: it keeps the observation statistics."""
+
+    reward_normalizer: ClassVar[None] = None
+    obs: ClassVar[None] = None
+
+    def __init__(self, obs_normalizer: ObservationNormalizer | None = None) -> None:
+        self.obs_normalizer = obs_normalizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Stateful.state_dict`; there are no episodes that could be unfinished."""
+        return {**super().state_dict(), "in_flight": None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Stateful.load_state_dict`."""
+        names = ("obs_normalizer",)
+        super().load_state_dict({name: state[name] for name in names if name in state})
+
+    def metrics(self) -> dict[str, float]:
+        """No episodes, no statistics."""
+        return {}
+
+    def close(self) -> None:
+        """There is nothing to close."""

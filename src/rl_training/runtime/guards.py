@@ -51,7 +51,7 @@ def _check(quantity: str, values: AnyArray, envs: AnyArray | None, when: When) -
     raise NonFiniteError(f"environment {numbers}: the {quantity} is {problem}, {when}: {values[rows][0]}")
 
 
-def check_update(metrics: Metrics, env_steps: int) -> None:
+def check_update(metrics: Metrics, when: str) -> None:
     """Refuse losses and gradient norms that are not finite."""
     bad = [
         name
@@ -61,7 +61,7 @@ def check_update(metrics: Metrics, env_steps: int) -> None:
     ]
     if bad:
         raise NonFiniteError(
-            f"the update after {env_steps} environment steps gave NaN or infinity in {', '.join(bad)}. "
+            f"the update after {when} gave NaN or infinity in {', '.join(bad)}. "
             "Try a smaller learning rate, gradient clipping, or normalize_obs and normalize_reward; "
             "the last checkpoint was saved before this update"
         )

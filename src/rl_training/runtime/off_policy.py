@@ -9,10 +9,10 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from rl_training.contracts.algorithm import Algorithm, Policy
-from rl_training.contracts.spec import OffPolicyConfig
 from rl_training.contracts.state import Stateful, check_keys
 from rl_training.data.replay_buffer import OtherNumberOfEnvsError, ReplayBuffer
 from rl_training.data.samplers import Sampler
+from rl_training.data.settings import OffPolicyConfig
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.guards import check_update
 from rl_training.runtime.trainer import Trainer
@@ -47,6 +47,8 @@ class OffPolicyTrainer(Trainer):
     iteration of a run is shortened so that the step budget is exceeded by less than the number of environments.
     """
 
+    collector: Collector
+
     def __init__(
         self,
         algorithm: Algorithm[Any],
@@ -68,13 +70,14 @@ class OffPolicyTrainer(Trainer):
         """See `Trainer.iterate`."""
         for _ in range(self.settings.num_steps):
             self._collect()
-            if self.env_steps >= self.total_timesteps:
+            if self.position >= self.end:
                 break
         self._learn()
         self.progress.iterations += 1
 
     def _collect(self) -> None:
-        policy = self.random_policy if self.env_steps < self.random_steps else self.algorithm.explore(self.progress)
+        is_random = self.env_steps < self.random_steps and not self.progress.offline_updates
+        policy = self.random_policy if is_random else self.algorithm.explore(self.progress)
         stats = self.collector.collect(policy, 1, self.sampler, env_steps=self.env_steps)
         self.progress.env_steps += stats.num_transitions
         self._timers.env += stats.env_seconds
@@ -90,7 +93,7 @@ class OffPolicyTrainer(Trainer):
             result = self.algorithm.update(batch, self.progress)
             self.sampler.update_priorities(batch.indices, result.priorities)
             self.progress.updates += result.num_updates
-        check_update(result.metrics, self.env_steps)
+        check_update(result.metrics, f"{self.env_steps} environment steps")
         self._latest = {**self._latest, **result.metrics}  # delayed updates are not in every result
         self._timers.update += time.perf_counter() - began
 
@@ -106,6 +109,9 @@ class OffPolicyTrainer(Trainer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore all parts; without the replay buffer, learning waits for `learning_starts` new steps."""
         state = dict(state)
+        if "workload" not in state:  # of an offline phase: this is the first start online
+            self._begin_online(state)
+            return
         check_keys("the replay", ("sampler", "workload"), {k: state[k] for k in ("sampler", "workload") if k in state})
         sampler, workload = state.pop("sampler"), state.pop("workload")
         super().load_state_dict(state)
@@ -116,6 +122,16 @@ class OffPolicyTrainer(Trainer):
             self._leave_episodes()
         if self.collector.obs is None and self.sampler.ready:  # new episodes begin, and those in the replay end here
             self.sampler.buffer.close_episodes()
+
+    def _begin_online(self, state: dict[str, Any]) -> None:
+        """Go on online from the state at the end of an offline phase."""
+        state = {name: value for name, value in state.items() if name != "sampler"}
+        new = self.collector.state_dict()
+        kept = {name: part for name, part in state["collector"].items() if name == "obs_normalizer"}
+        super().load_state_dict({**state, "collector": {**new, **kept, "in_flight": None}})
+        self.progress.begin_phase()
+        self.workload.start = self.env_steps + self.settings.learning_starts
+        self.workload.updates_before = self.updates
 
     def replace_replay(self, buffer: ReplayBuffer) -> None:
         """Continue with another replay buffer."""

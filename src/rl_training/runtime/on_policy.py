@@ -18,6 +18,8 @@ class OnPolicyTrainer(Trainer):
     The last rollout of a run is shortened so that the step budget is exceeded by less than the number of environments.
     """
 
+    collector: Collector
+
     def __init__(self, algorithm: Algorithm[Any], collector: Collector, buffer: RolloutBuffer) -> None:
         super().__init__(algorithm, collector)
         self.buffer = buffer
@@ -31,7 +33,7 @@ class OnPolicyTrainer(Trainer):
             self.policy,
             self.buffer.num_steps,
             self.buffer,
-            max_transitions=self.total_timesteps - self.env_steps,
+            max_transitions=self.end - self.position,
             env_steps=self.env_steps,
         )
         self.buffer.last_obs = self.collector.policy_obs
@@ -39,7 +41,7 @@ class OnPolicyTrainer(Trainer):
         began = time.perf_counter()
         if stats.num_transitions:
             result = self.algorithm.update(self.buffer, self.progress)
-            check_update(result.metrics, self.env_steps + stats.num_transitions)
+            check_update(result.metrics, f"{self.env_steps + stats.num_transitions} environment steps")
             self._latest = result.metrics
             self.progress.updates += result.num_updates
         self._timers.update += time.perf_counter() - began

@@ -17,7 +17,7 @@ from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.state import Stateful, check_keys, check_plain
 from rl_training.policies.changes import NetworkChanges
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.collector import Collector
+from rl_training.runtime.collector import Collector, NoCollector
 from rl_training.runtime.evaluator import EvaluationStoppedError
 
 
@@ -27,13 +27,15 @@ class TrainResult:
 
     env_steps: int
     metrics: dict[str, float]
-    """The last metrics; `global_step` is the number of environment steps."""
+    """The last metrics; `global_step` is the number of environment steps, plus gradient steps made offline."""
     stop_reason: str
     interrupted: bool = False
     """Whether a signal ended the run early; it can be resumed."""
     best_return: float | None = None
     """Best mean return over evaluations."""
     final_evaluation: EvaluationResult | None = None
+    updates: int = 0
+    """Gradient steps."""
     run_dir: Path | None = None
     checkpoint_path: Path | None = None
 
@@ -47,10 +49,13 @@ class Timers:
     policy: float = 0.0
     update: float = 0.0
     steps: int = 0
+    updates: int = 0
 
     def metrics(self) -> dict[str, float]:
         """Speed, and the shares of wall time."""
         wall = max(time.perf_counter() - self.began, 1e-9)
+        if not self.steps:
+            return {"time/updates_per_second": self.updates / wall, "time/update_fraction": self.update / wall}
         return {
             "time/env_steps_per_second": self.steps / wall,
             "time/env_fraction": self.env / wall,
@@ -60,19 +65,22 @@ class Timers:
 
 
 class Trainer(Stateful, ABC):
-    """Runs iterations until a number of environment steps, or until a stop is requested.
+    """Runs iterations until a position, or until a stop is requested.
 
     Trainers supply data and algorithms consume it: no maths here, and nothing specific to one algorithm.
     """
 
-    def __init__(self, algorithm: Algorithm[Any], collector: Collector) -> None:
+    unit = "steps"
+    """See `RunView.unit`."""
+
+    def __init__(self, algorithm: Algorithm[Any], collector: Collector | NoCollector) -> None:
         self.algorithm = algorithm
         self.collector = collector
         self.progress = Progress()
         self.callbacks: list[Callback] = []
         self._best_return: float | None = None
         self._latest: Metrics = {}
-        self._total = 0
+        self._end = 0
         self._stop_reason: str | None = None
         self._signal: str | None = None
         self._recorded: dict[str, float] = {}
@@ -89,21 +97,22 @@ class Trainer(Stateful, ABC):
     def iterate(self) -> None:
         """Collect, learn, and update `progress`."""
 
-    def run(
-        self, total_timesteps: int, callbacks: Sequence[Callback] = (), *, new: Sequence[Callback] = ()
-    ) -> TrainResult:
-        """Train until `progress.env_steps` reaches `total_timesteps`; the first call fixes the schedules' horizon.
+    def prepare(self) -> None:
+        """Open what training needs and acting does not (recorded data); problems are raised before work starts."""
+
+    def run(self, end: int, callbacks: Sequence[Callback] = (), *, new: Sequence[Callback] = ()) -> TrainResult:
+        """Train until `progress.position` reaches `end`; the first call of a phase fixes the schedules' horizon.
 
         Callbacks continue with the state that callbacks of the same class had at the end of the last call, except those
         that are also in `new`: they get a state only from a checkpoint.
         """
         keep_memory()
         self.callbacks = list(callbacks)
-        self._total = total_timesteps
+        self._end = end
         self._stop_reason = self._signal = None
         self._timers = Timers()
         if self.progress.horizon == 0:
-            self.progress.horizon = total_timesteps
+            self.progress.horizon = end - self.progress.phase_start
         self._changes.take_over()
         with ExitStack() as closing:
             for callback in reversed(self.callbacks):  # closed in order, each even if closing another fails
@@ -113,18 +122,21 @@ class Trainer(Stateful, ABC):
                 callback.on_start(self)
             if self.undone:
                 self._call_back(self.undone)
-            while self.env_steps < total_timesteps and self._stop_reason is None:
-                before = self.env_steps
+            while self.position < end and self._stop_reason is None:
+                steps, updates = self.env_steps, self.updates
                 if self._changes.found():
                     self._changes.take_over()
                 self.iterate()
-                self._timers.steps += self.env_steps - before
+                self._timers.steps += self.env_steps - steps
+                self._timers.updates += self.updates - updates
                 self._call_back(_named(self.callbacks))
             for callback in self.callbacks:
                 callback.on_stop(self)
         self._callback_state = self._read_callbacks()
         reason = self._stop_reason or "finished"
-        return TrainResult(self.env_steps, self.metrics(), reason, self.interrupted, self.best_return)
+        return TrainResult(
+            self.env_steps, self.metrics(), reason, self.interrupted, self.best_return, updates=self.updates
+        )
 
     def _call_back(self, names: Iterable[str]) -> None:
         """Call these callbacks after an iteration.
@@ -151,7 +163,17 @@ class Trainer(Stateful, ABC):
     @property
     def total_timesteps(self) -> int:
         """See `RunView.total_timesteps`."""
-        return self._total
+        return self._end - self.progress.offline_updates
+
+    @property
+    def position(self) -> int:
+        """See `RunView.position`."""
+        return self.progress.position
+
+    @property
+    def end(self) -> int:
+        """See `RunView.end`."""
+        return self._end
 
     @property
     def iterations(self) -> int:
@@ -176,7 +198,7 @@ class Trainer(Stateful, ABC):
     @property
     def interrupted(self) -> bool:
         """See `RunView.interrupted`. A signal does not interrupt a run that has nothing left to do."""
-        is_early = self.env_steps < self._total or bool(self.undone)
+        is_early = self.position < self._end or bool(self.undone)
         return self._signal is not None and self._stop_reason == self._signal and is_early
 
     @property
@@ -194,8 +216,8 @@ class Trainer(Stateful, ABC):
 
     def metrics(self) -> dict[str, float]:
         """See `RunView.metrics`."""
-        found: dict[str, float] = {"global_step": self.env_steps, "train/updates": self.updates}
-        found.update(self.collector.statistics.metrics())
+        found: dict[str, float] = {"global_step": self.position, "train/updates": self.updates}
+        found.update(self.collector.metrics())
         found.update({name: float(value) for name, value in self._latest.items()})
         found.update(self._recorded)
         found.update(self._timers.metrics())

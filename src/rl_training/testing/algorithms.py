@@ -20,7 +20,8 @@ from rl_training.api.session import train
 from rl_training.contracts.arrays import AnyArray
 from rl_training.contracts.errors import ConfigError, SpaceError
 from rl_training.contracts.schedule import Linear
-from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, OffPolicyConfig
+from rl_training.contracts.spec import AlgorithmSpec, EnvSpec
+from rl_training.data.settings import OffPolicyConfig
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.presets import presets
 from rl_training.experiment.yaml_io import parse_yaml

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rl_training.contracts.spec import AlgorithmSpec, OffPolicyConfig
+from rl_training.contracts.spec import AlgorithmSpec
+from rl_training.data.settings import OffPolicyConfig
 
 SIZES: dict[str, Any] = {
     "num_atoms": 11,

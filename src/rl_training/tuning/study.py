@@ -358,7 +358,7 @@ class Pruning(Callback):
     def on_evaluation(self, run: RunView, result: EvaluationResult) -> None:
         """See `Callback.on_evaluation`."""
         # rounded: pruners compare equal steps, but rollouts of different lengths end at different steps
-        self.trial.report(result.mean, run.env_steps // self.eval_every * self.eval_every)
+        self.trial.report(result.mean, run.position // self.eval_every * self.eval_every)
         if self.trial.should_prune():
             self.pruned = True
             run.stop("pruned")

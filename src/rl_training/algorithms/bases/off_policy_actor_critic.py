@@ -15,7 +15,8 @@ from rl_training.contracts.algorithm import Algorithm
 from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.schedule import ScheduleOrFloat, value_of
 from rl_training.contracts.settings import documented, log_uniform, setting
-from rl_training.contracts.spec import EnvSpec, OffPolicyConfig
+from rl_training.contracts.spec import EnvSpec
+from rl_training.data.settings import OffPolicyConfig
 from rl_training.functional.ensembles import ensemble_td_loss
 from rl_training.policies.actors import ContinuousPolicy, OffPolicyNetworkConfig
 from rl_training.policies.distributions import normal_noise

@@ -14,7 +14,8 @@ from rl_training.contracts.algorithm import Algorithm
 from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.schedule import Linear, ScheduleOrFloat, value_of
 from rl_training.contracts.settings import choices, documented, integers, log_uniform, setting, uniform
-from rl_training.contracts.spec import EnvSpec, OffPolicyConfig
+from rl_training.contracts.spec import EnvSpec
+from rl_training.data.settings import OffPolicyConfig
 from rl_training.policies.layers import draw_dropout
 from rl_training.policies.networks import seeded_weights
 from rl_training.policies.noisy import remove_noise, reset_noise

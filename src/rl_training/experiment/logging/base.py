@@ -90,7 +90,7 @@ class LoggingCallback(Callback):
 
     def on_iteration(self, run: RunView) -> None:
         """See `Callback.on_iteration`."""
-        if self.every.due(run.env_steps):
+        if self.every.due(run.position):
             self._log(run)
 
     def on_evaluation(self, run: RunView, result: EvaluationResult) -> None:
@@ -103,11 +103,11 @@ class LoggingCallback(Callback):
         if result.success_rate is not None:
             metrics["eval/success_rate"] = result.success_rate
         for logger in self.loggers:
-            logger.log(run.env_steps, metrics)
+            logger.log(run.position, metrics)
 
     def on_stop(self, run: RunView) -> None:
         """See `Callback.on_stop`. An interrupted run logs no line that an uninterrupted run would not have."""
-        if self.logged_at != run.env_steps and run.iterations > 0 and not run.interrupted:
+        if self.logged_at != run.position and run.iterations > 0 and not run.interrupted:
             self._log(run)
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class LoggingCallback(Callback):
             logger.close()
 
     def _log(self, run: RunView) -> None:
-        self.logged_at = run.env_steps
+        self.logged_at = run.position
         metrics = run.metrics()
         for logger in self.loggers:
-            logger.log(run.env_steps, metrics)
+            logger.log(run.position, metrics)

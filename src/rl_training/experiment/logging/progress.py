@@ -29,22 +29,20 @@ class ProgressCallback(Callback):
     def on_start(self, run: RunView) -> None:
         """See `Callback.on_start`."""
         self._began = self._shown = time.monotonic()
-        self._first = run.env_steps
+        self._first = run.position
         if not self.console.is_terminal:
             return
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
             TaskProgressColumn(),
-            TextColumn("{task.completed:,.0f}/{task.total:,.0f} steps"),
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f} " + run.unit),
             TextColumn("[cyan]{task.fields[speed]}"),
             TextColumn("[green]{task.fields[returns]}"),
             TimeRemainingColumn(compact=True),
             console=self.console,
         )
-        self._task = self._bar.add_task(
-            self.title, total=run.total_timesteps, completed=run.env_steps, speed="", returns=""
-        )
+        self._task = self._bar.add_task(self.title, total=run.end, completed=run.position, speed="", returns="")
         self._bar.start()
 
     def on_iteration(self, run: RunView) -> None:
@@ -67,16 +65,16 @@ class ProgressCallback(Callback):
 
     def _show(self, run: RunView) -> None:
         seconds = max(time.monotonic() - self._began, 1e-9)
-        rate = (run.env_steps - self._first) / seconds
-        speed, returns = f"{rate:,.0f}/s", self._returns(run)
+        rate = (run.position - self._first) / seconds
+        speed, returns = f"{rate:,.0f} {run.unit}/s", self._returns(run)
         if self._bar is not None:
-            done = min(run.env_steps, run.total_timesteps)
+            done = min(run.position, run.end)
             self._bar.update(self._task, completed=done, speed=speed, returns=returns)
             return
-        left = (run.total_timesteps - run.env_steps) / rate if rate > 0 else 0.0
-        percent = 100 * run.env_steps / max(run.total_timesteps, 1)
+        left = (run.end - run.position) / rate if rate > 0 else 0.0
+        percent = 100 * run.position / max(run.end, 1)
         self.console.print(
-            f"{self.title}: {run.env_steps:,}/{run.total_timesteps:,} steps ({percent:.0f} %), {speed}, "
+            f"{self.title}: {run.position:,}/{run.end:,} {run.unit} ({percent:.0f} %), {speed}, "
             f"{returns or 'no episode yet'}, {max(left, 0):.0f} s left",
             soft_wrap=True,
             highlight=False,
