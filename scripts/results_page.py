@@ -72,7 +72,7 @@ algorithm has the number of steps of its preset, so this compares presets, not a
 interquartile mean over all runs on all environments, with a 95 % interval from a bootstrap that draws runs within each
 environment (none where an environment has one run only). The tables of probabilities say how likely a run of the
 algorithm in the row does better than one of the algorithm in the column, on the environments that both were trained on;
-bold where the 95 % interval leaves out one half.
+bold where the 95 % interval excludes one half.
 """
 
 CURVES = """\

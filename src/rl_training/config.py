@@ -1,4 +1,4 @@
-"""Public door to the configuration."""
+"""Public module for the configuration."""
 
 from rl_training.experiment.config import TrainConfig
 

@@ -1,4 +1,4 @@
-"""Public door to run directories."""
+"""Public module for run directories."""
 
 from rl_training.experiment.runs import make_run_dir
 

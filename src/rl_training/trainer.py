@@ -1,4 +1,4 @@
-"""Public door to training from a config."""
+"""Public module for training from a config."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ REFUSED = {
     "dropout": (lambda x: nn.functional.dropout(x, 0.5), "draws random numbers"),
     "mask": (lambda x: x[x > 0], "depends on values"),
     "nonzero": (lambda x: x.nonzero(), "depends on values"),
-    "convolution": (lambda x: nn.functional.conv1d(x.unsqueeze(0), x[None, None, 0, :2]), "makes its own memory"),
+    "convolution": (lambda x: nn.functional.conv1d(x.unsqueeze(0), x[None, None, 0, :2]), "allocates its own memory"),
 }
 
 

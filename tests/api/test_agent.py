@@ -429,7 +429,7 @@ def test_dict_observations_one_and_many() -> None:
     agent.learn(32, progress=False)
     with pytest.raises(DataError, match="expected an observation with the keys"):
         agent.predict({"position": one["position"]})
-    with pytest.raises(DataError, match="some entries of the observation are single and some are batches"):
+    with pytest.raises(DataError, match="some entries of the observation have a batch dimension and some do not"):
         agent.predict({**many, "gear": one["gear"]})
     agent.close()
 

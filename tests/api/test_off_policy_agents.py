@@ -196,7 +196,7 @@ def test_hindsight_without_a_reward_function_is_refused() -> None:
 
 def test_an_on_policy_agent_keeps_no_replay(tmp_path: Path) -> None:
     agent = PPO("CartPole-v1", num_envs=1, eval_every=0)
-    with pytest.raises(ConfigError, match="PPO learns from each step once and keeps no replay"):
+    with pytest.raises(ConfigError, match="PPO is on-policy and has no replay buffer"):
         agent.save_replay(tmp_path / "replay")
     with pytest.raises(ConfigError, match="keeps no replay"):
         agent.load_replay(tmp_path / "replay")
@@ -318,7 +318,10 @@ def test_without_replay_in_checkpoints(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(Crash):
         train(config, callback=crash_at(70))
     said = capsys.readouterr().err
-    assert "resume grade: learner-only (checkpoint_replay is off: a resumed run has to fill its replay anew)" in said
+    assert (
+        "resume grade: learner-only (checkpoint_replay is off: a resumed run starts with an empty replay buffer)"
+        in said
+    )
     run = only_run(tmp_path)
     assert json.loads((run / "metadata.json").read_text())["resume_grade"] == "learner-only"
     newest = checkpoints_of(run)[-1]
@@ -372,7 +375,9 @@ def test_a_checkpoint_for_another_number_of_environments(tmp_path: Path) -> None
     agent.save(tmp_path / "agent")
     agent.close()
     other = gym.make("CartPole-v1")
-    with pytest.warns(UserWarning, match="the replay starts empty: it was saved with 2 environments, this run has 1"):
+    with pytest.warns(
+        UserWarning, match="the replay buffer starts empty: it was saved with 2 environments, this run has 1"
+    ):
         again = load(tmp_path / "agent", env=other)
     assert buffer_of(again).num_transitions == 0
     again.learn(40, progress=False)

@@ -617,7 +617,7 @@ def test_stop_patience(tmp_path: Path) -> None:
     config = a_config(tmp_path, env_id="Mine", total_timesteps=10_000, stop_patience=2)
     result = train(config, env=lambda: Constant(), progress=False)
     assert result.env_steps == 3 * 64, "one best evaluation, and two that were no better"
-    assert "no better evaluation than 3.00" in result.stop_reason
+    assert "no evaluation better than 3.00" in result.stop_reason
 
 
 def test_patience_goes_on_counting_after_a_resume(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_train_names_presets_with_other_arguments(cli: Cli) -> None:
 def test_train_on_a_family_asks_for_one_of_it(cli: Cli) -> None:
     path = presets()["ppo/atari"].path
     problem = cli.refuses("train", "--config", path)
-    assert "env_id: 'ALE/*' stands for many environments: name a game with --env-id ALE/Pong-v5" in problem
+    assert "env_id: 'ALE/*' is a pattern for many environments; choose a game with --env-id ALE/Pong-v5" in problem
 
 
 def test_train_refuses_settings_of_atari_elsewhere(cli: Cli) -> None:
@@ -260,7 +260,7 @@ def test_quiet_prints_only_the_last_lines(cli: Cli, tmp_path: Path) -> None:
 def test_eval_of_a_run_and_of_a_checkpoint(cli: Cli, run_dir: Path) -> None:
     for path in (run_dir, run_dir / "checkpoints" / "step_64", run_dir / "checkpoints" / "best"):
         assert cli("eval", path, "--num-episodes", 3, "--seed", 5) == 0
-        assert "over 3 episodes (likeliest actions)" in cli.out
+        assert "over 3 episodes (deterministic actions)" in cli.out
         assert re.search(r"mean return \d+\.\d\d \+/- \d+\.\d\d, from \d+\.\d\d to \d+\.\d\d", cli.out)
         assert re.search(r"mean length \d+\.\d", cli.out)
     before = cli.out
@@ -274,19 +274,19 @@ def test_eval_chooses_actions_as_the_run_did_unless_told(cli: Cli, tmp_path: Pat
     arguments = ["--total-timesteps", 32, "--output-dir", tmp_path, "--no-eval-deterministic", "--quiet"]
     assert cli("train", "ppo", "CartPole-v1", *arguments, *TINY) == 0
     (run,) = tmp_path.iterdir()
-    for flags, how in (([], "sampled"), (["--stochastic"], "sampled"), (["--deterministic"], "likeliest")):
+    for flags, how in (([], "sampled"), (["--stochastic"], "sampled"), (["--deterministic"], "deterministic")):
         assert cli("eval", run, "--num-episodes", 1, *flags) == 0
         assert f"({how} actions)" in cli.out
-    assert "choose one" in cli.refuses("eval", run, "--stochastic", "--deterministic")
+    assert "use only one of them" in cli.refuses("eval", run, "--stochastic", "--deterministic")
 
 
-def test_eval_says_that_actions_are_taken_at_random(cli: Cli, tmp_path: Path) -> None:
+def test_eval_prints_the_share_of_random_actions(cli: Cli, tmp_path: Path) -> None:
     arguments = ["--total-timesteps", 32, "--output-dir", tmp_path, "--eval-epsilon", 0.005, "--quiet"]
     assert cli("train", "ppo", "CartPole-v1", *arguments, *TINY) == 0
     (run,) = tmp_path.iterdir()
-    for flags, how in (([], "likeliest"), (["--stochastic"], "sampled")):
+    for flags, how in (([], "deterministic"), (["--stochastic"], "sampled")):
         assert cli("eval", run, "--num-episodes", 1, *flags) == 0
-        assert f"({how} actions, but 0.5% at random)" in cli.out
+        assert f"({how} actions, 0.5% random actions)" in cli.out
 
 
 def test_eval_writes_nothing_into_the_run(cli: Cli, run_dir: Path) -> None:
@@ -303,7 +303,7 @@ def test_eval_with_video(cli: Cli, run_dir: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is always a screen")
-def test_a_machine_without_a_screen_films_without_complaints(run_dir: Path, tmp_path: Path) -> None:
+def test_videos_are_recorded_without_a_display(run_dir: Path, tmp_path: Path) -> None:
     pytest.importorskip("moviepy")
     screen = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER", "XDG_RUNTIME_DIR")
     environment = {name: value for name, value in os.environ.items() if name not in screen}

@@ -107,7 +107,7 @@ def test_what_would_be_searched_is_shown_and_can_be_given(
         (["ppo", "CartPole-v1", "--trails", "3"], ["--trials"]),
         (["ppo", "CartPole-v1", "--set", "gamma"], ["expected KEY=VALUE, got 'gamma'"]),
         (["ppo", "CartPole-v1", "--set", "gama=1"], ["unknown key 'gama'. Did you mean 'gamma'?"]),
-        (["ppo", "CartPole-v1", "--set", "env_id=x"], ["'env_id' has its own option: the second argument"]),
+        (["ppo", "CartPole-v1", "--set", "env_id=x"], ["'env_id' has its own option, use the second argument"]),
         (["ppo", "CartPole-v1", "--search", "no.yaml"], ["no.yaml: cannot be read"]),
         (["ppo", "CartPole-v1", "--storage", "here"], ["storage: 'here'"]),
         (["ppo", "NoEnv-v0"], ["NoEnv"]),

@@ -186,7 +186,7 @@ def test_presets_of_another_package(install: Install, capsys: pytest.CaptureFixt
 def test_broken_presets_are_left_out(install: Install, files: dict[str, str], expected: str) -> None:
     own = set(preset_files.presets())
     install("kit", {"presets": {"kit": "kit2"}}, files)
-    with pytest.warns(UserWarning, match=f"the presets of kit 1.2 are left out: .*{expected}"):
+    with pytest.warns(UserWarning, match=f"the presets of kit 1.2 are ignored: .*{expected}"):
         assert set(preset_files.presets()) == own
 
 
@@ -210,7 +210,8 @@ def test_a_missing_plugin_is_named_and_nothing_is_imported_for_it(
     ALGORITHMS._loaded.clear()
     del sys.modules["mine_d"]
     expected = (
-        "the algorithm 'mine' of the package my-algos 1.2 is not there. Install it with: pip install 'my-algos==1.2'"
+        "needs the algorithm 'mine' of the package my-algos 1.2, which is not registered. "
+        "Install it with: pip install 'my-algos==1.2'"
     )
     for action in (lambda: rl_training.load(saved), lambda: rl_training.resume(result.run_dir)):
         with pytest.raises(CheckpointError) as caught:

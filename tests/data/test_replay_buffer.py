@@ -594,7 +594,7 @@ def test_another_number_of_environments():
 def test_a_replay_of_another_environment(tmp_path):
     save_replay(tmp_path / "replay", recorded("..T."), {})
     other = EnvSpec(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
-    with pytest.raises(CheckpointError, match=r"replay: is no replay for this environment: .* shape"):
+    with pytest.raises(CheckpointError, match=r"replay: this replay buffer does not fit the environment: .* shape"):
         read_replay(tmp_path / "replay", other)
     parts = EnvSpec(spaces.Dict({"a": SPEC.observation_space}), spaces.Discrete(2))
     with pytest.raises(CheckpointError, match=r"missing final_obs\.a, obs\.a; unknown final_obs, obs"):

@@ -1,4 +1,4 @@
-"""Agents on the Hugging Face hub, without a network: the hub is a directory, behind the client's own functions."""
+"""Agents on the Hugging Face Hub, without a network: the hub is a directory, behind the client's own functions."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_errors_say_what_to_do(fake: FakeHub, agent: Agent, tmp_path: Path, monk
     with pytest.raises(HubError, match="must be in the form"):
         agent.push_to_hub("nobody", num_episodes=1)
     (tmp_path / "there").mkdir()
-    with pytest.raises(CheckpointError, match="exists already; it is left alone"):
+    with pytest.raises(CheckpointError, match="exists already and is not overwritten"):
         hub.download(REPO, tmp_path / "there")
     monkeypatch.setattr(hub, "find_spec", lambda name: None)
     for call in (lambda: agent.push_to_hub(REPO), lambda: load_from_hub(REPO)):

@@ -413,7 +413,7 @@ def test_settings_are_typed() -> None:
     ("env_id", "settings", "problem"),
     [
         ("CartPole-v1", {}, "'CartPole-v1' is none"),
-        (PONG, {"env_kwargs": {"obs_type": "ram"}}, f"'{PONG}' with obs_type is played as any environment"),
+        (PONG, {"env_kwargs": {"obs_type": "ram"}}, f"'{PONG}' with env_kwargs obs_type does not use them"),
     ],
 )
 def test_settings_that_would_change_nothing_are_refused(env_id: str, settings: Any, problem: str) -> None:

@@ -52,7 +52,7 @@ class Blind(gym.Env[Any, Any]):
         raise RuntimeError("gladLoadGL error")
 
 
-def test_films(tmp_path: Path) -> None:
+def test_videos(tmp_path: Path) -> None:
     pytest.importorskip("moviepy")
     agent = PPO(Blind, num_envs=1, eval_every=0)
     with pytest.raises(EnvError, match=f"cannot be rendered: RuntimeError: gladLoadGL error.*{HINT}"):

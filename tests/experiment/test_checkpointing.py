@@ -160,7 +160,9 @@ def test_nothing_is_at_its_place_before_it_is_complete(tmp_path: Path, monkeypat
 def test_an_existing_directory_that_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.txt").write_text("years of work")
-    with pytest.raises(CheckpointError, match="exists and is not a checkpoint; it is left alone"):
+    with pytest.raises(
+        CheckpointError, match="exists and is not a checkpoint, so it is not overwritten; choose another path"
+    ):
         save(tmp_path / "thesis")
     assert (tmp_path / "thesis" / "chapter1.txt").read_text() == "years of work"
     (tmp_path / "file").write_text("x")

@@ -211,10 +211,10 @@ algorithm:
         f"{path} > num_envs: must be >= 1, got 0",
         f"{path} > normalize_obs: expected true or false, got 1 (int)",
         f"{path} > vectorization: got 'synch' (str), accepted: sync, async, native. Did you mean 'sync'?",
-        f"{path} > stop_reward: needs evaluations, but eval_every is 0",
+        f"{path} > stop_reward: needs evaluations, but eval_every is 0; set eval_every",
         f"{path} > wrappers: unknown wrapper 'TimeLimitt'. Did you mean 'TimeLimit'?",
         f"{path} > env_kwargs: expected a mapping, got [1] (list)",
-        f"{path}: 'clip_coef' is a setting of the algorithm: put it under 'algorithm'",
+        f"{path}: 'clip_coef' is a setting of the algorithm; move it to the section 'algorithm'",
         f"{path} > algorithm: unknown key 'lerning_rate'. Did you mean 'learning_rate'?",
         f"{path} > algorithm > gamma: must be >= 0 and <= 1, got 1.5",
         f"{path} > algorithm > learning_rate: a schedule needs 'schedule: <name>' with one of constant, linear",
@@ -238,7 +238,7 @@ def test_problems_of_several_layers_each_name_their_own_source() -> None:
         "base.yaml: unknown key 'sead'. Did you mean 'seed'?",
         "top.yaml > algorithm: unknown key 'gama'. Did you mean 'gamma'?",
         "top.yaml > seed: expected a whole number, got 'x' (str)",
-        "top.yaml > stop_reward: needs evaluations, but eval_every is 0",
+        "top.yaml > stop_reward: needs evaluations, but eval_every is 0; set eval_every",
     ]
 
 
@@ -276,7 +276,7 @@ def test_python_reports_all_at_once_too() -> None:
         "seed: must be >= 0",
         "stop_patience: needs evaluations",
         "vectorization: got 'x'",
-        "env_id: is empty",
+        "env_id: must not be empty",
     ):
         assert part in text
 

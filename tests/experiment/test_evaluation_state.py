@@ -186,7 +186,7 @@ def test_an_evaluation_environment_that_cannot_be_restored_lowers_the_grade(
     assert result.run_dir is not None
     said = capsys.readouterr().err
     assert "resume grade: episode-boundary" in said
-    assert "(in the evaluation environment, " in said
+    assert "(evaluation environment: " in said
     assert reason in said
     assert end_of(result.run_dir)["grade"] == "episode-boundary"
     for path in checkpoints_of(result.run_dir):

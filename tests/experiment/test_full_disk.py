@@ -93,11 +93,11 @@ def test_nothing_is_missing_after_a_disk_was_full_for_a_while(tmp_path: Path, ki
     assert differences(run, tmp_path / "never" / "run") == []
     assert all(facts["whole"]), "at no time there is half a line"
     for name in ("metrics.jsonl", "events.out.tfevents", "evaluations.json"):
-        failed = [text for text in facts["said"] if name in text and "training goes on, but" in text]
-        again = [text for text in facts["said"] if name in text and "is written again; nothing is missing" in text]
+        failed = [text for text in facts["said"] if name in text and "training continues, but" in text]
+        again = [text for text in facts["said"] if name in text and "can be written again; nothing is missing" in text]
         assert len(failed) == len(again) <= 1, (name, facts["said"])
         assert failed or kind == "tmpfs", f"{name} may fit into what is left of its last page"
-    assert any("training goes on, but" in text for text in facts["said"])
+    assert any("training continues, but" in text for text in facts["said"])
     assert any("training goes on without this checkpoint" in text for text in facts["said"])
 
 
@@ -134,7 +134,7 @@ def test_pieces_are_written_whole_and_in_order(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "file").read_bytes() == b"first\nsecond\nthird\nfourth\n"
     assert len(said) == 2, "one when it began and one when it was over"
     assert "No space left on device" in str(said[0].message)
-    assert "is written again; nothing is missing" in str(said[1].message)
+    assert "can be written again; nothing is missing" in str(said[1].message)
     appender.close()
 
 
@@ -149,7 +149,7 @@ def test_what_is_kept_in_memory_is_bounded_and_what_is_lost_is_said(
     for number in range(1, 5):
         appender.write(f"{number}\n".encode())
     disk.left = 100
-    with pytest.warns(UserWarning, match="is written again; 2 entries are missing"):
+    with pytest.warns(UserWarning, match="can be written again; 2 entries are missing"):
         appender.close()
     assert (tmp_path / "file").read_text() == "2\n3\n4\n"
 
@@ -204,4 +204,4 @@ def test_a_film_that_cannot_be_written_is_left_out(tmp_path: Path, monkeypatch: 
         warnings.simplefilter("always")
         agent.learn(96, run_dir=tmp_path / "run", progress=False)
     agent.close()
-    assert ["a film could not be written: No space left" in str(warning.message) for warning in said] == [True]
+    assert ["a video could not be written: No space left" in str(warning.message) for warning in said] == [True]

@@ -105,7 +105,7 @@ def test_permission_denied_is_a_config_error(tmp_path: Path, monkeypatch: pytest
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "mkdir", deny)
-    with pytest.raises(ConfigError, match=r"cannot be written to: .*Permission denied"):
+    with pytest.raises(ConfigError, match=r"is not writable: .*Permission denied"):
         make_run_dir(a_config(tmp_path / "new"))
 
 

@@ -671,7 +671,7 @@ def test_wrong_types_anywhere_in_the_metrics(run: Path, scene: Scene) -> None:
     good = json.loads(lines[0])
     planted = [json.dumps(replaced(good, path, wrong)) for path in leaves(good) for wrong in WRONG_VALUES]
     (run / "metrics.jsonl").write_text("\n".join(planted + lines) + "\n")
-    with scene.watched(), pytest.warns(UserWarning, match=r"metrics\.jsonl: \d+ damaged lines are dropped"):
+    with scene.watched(), pytest.warns(UserWarning, match=r"metrics\.jsonl: \d+ damaged lines were removed"):
         RunDirectory(run).rewind(10**6)
     history = list(read_metrics(run / "metrics.jsonl"))
     assert len(lines) <= len(history) < len(lines) + len(planted) // 3

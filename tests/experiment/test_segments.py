@@ -518,7 +518,7 @@ def test_a_replay_that_cannot_be_is_refused(run: Path, what: str) -> None:
     TAMPERING[what](newest)
     reseal(newest)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with pytest.warns(UserWarning, match="The weights are intact: the agent can act, but not learn"):
+    with pytest.warns(UserWarning, match="The weights are intact: the agent can act, but cannot continue training"):
         agent = load(newest)
     for action in (lambda: agent.learn(5, progress=False), lambda: agent.save(run / "new")):
         with pytest.raises(CheckpointError, match=r"learner_only=True.*weights_only=True") as caught:

@@ -1,4 +1,4 @@
-"""Real runs, made once: small ones of two algorithms, with seeds, settings that differ, a resume and a film."""
+"""Real runs, made once: small ones of two algorithms, with seeds, settings that differ, a resume and a video."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Parsed(HTMLParser):
         return charts
 
     @property
-    def films(self) -> list[bytes]:
+    def videos(self) -> list[bytes]:
         head = "data:video/mp4;base64,"
         sources = [str(attributes["src"]) for attributes in self.of("video")]
         assert all(source.startswith(head) for source in sources)

@@ -52,7 +52,7 @@ def test_a_curve_is_the_mean_over_seeds_with_how_many_there_were(tmp_path: Path)
     write_run(tmp_path / "a", evaluations=[(10, 1.0), (20, 3.0), (30, 5.0)], seed=0)
     write_run(tmp_path / "b", evaluations=[(10, 3.0), (20, 5.0)], seed=1, status="failed")
     runs, problems = read_runs(find_run_dirs([tmp_path])[0])
-    assert problems == ["b: failed: shown as far as it came (20 of 100,000 steps)"]
+    assert problems == ["b: failed: shown up to its end (20 of 100,000 steps)"]
     (panel,), notes = make_panels(runs)
     (curve,) = panel.curves
     assert (panel.title, panel.metric, curve.label) == ("CartPole-v1", "eval/return_mean", "PPO")
@@ -96,7 +96,7 @@ def test_evaluations_are_drawn_where_there_are_any(tmp_path: Path) -> None:
         "Acrobot-v1": "rollout/return_mean",
         "Pendulum-v1": "eval/return_mean",
     }
-    assert notes == ["d: has no eval/return_mean and is left out"]
+    assert notes == ["d: has no metric eval/return_mean; ignored"]
 
 
 def test_a_repeated_seed_is_no_further_evidence(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_repeated_seed_is_no_further_evidence(tmp_path: Path) -> None:
     write_run(tmp_path / "b", evaluations=[(10, 1.0), (20, 1.0), (30, 1.0)], seed=3)
     (panel,), notes = make_panels(read_runs(find_run_dirs([tmp_path])[0])[0])
     assert [run.name for run in panel.curves[0].runs] == ["b"]
-    assert notes == ["a: repeats seed 3 of b with the same settings and is left out"]
+    assert notes == ["a: repeats seed 3 of b with the same settings; ignored"]
 
 
 # Labels
@@ -158,7 +158,7 @@ def test_runs_are_found_a_few_levels_deep_and_once(tmp_path: Path) -> None:
 
 
 def test_no_runs_is_an_error_that_says_where_it_looked(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there are no runs in .* A run is a directory with a config\.yaml"):
+    with pytest.raises(ConfigError, match=r"there are no runs in .* A run directory contains a config\.yaml"):
         find_run_dirs([tmp_path])
     with pytest.raises(ConfigError, match="'nowhere' does not exist"):
         find_run_dirs([tmp_path, Path("nowhere")])
@@ -190,7 +190,7 @@ def test_a_run_without_a_readable_config_is_left_out_and_named(tmp_path: Path, c
     write_run(tmp_path / "good", evaluations=[(1, 1.0)])
     runs, problems = read_runs(find_run_dirs([tmp_path])[0])
     assert [run.name for run in runs] == ["good"]
-    assert [text[:30] for text in problems] == ["bad: is damaged and left out: "]
+    assert [text[:29] for text in problems] == ["bad: is damaged and ignored: "]
 
 
 def test_a_line_that_is_being_written_is_not_damage(tmp_path: Path) -> None:

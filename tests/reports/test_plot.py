@@ -195,10 +195,10 @@ def test_runs_that_are_not_whole_are_said_and_the_others_drawn(plot: Any, suite:
     code, out, err = plot(runs)
     assert code == 0
     assert "CartPole-v1: PPO, 2 seed(s)" in out
-    assert "warning: ppo-0: is damaged and left out: " in err
-    assert "warning: ppo-1: was killed: shown as far as it came (256 of 256 steps)" in err
+    assert "warning: ppo-0: is damaged and ignored: " in err
+    assert "warning: ppo-1: was killed: shown up to its end (256 of 256 steps)" in err
     assert "warning: begun: has neither an evaluation nor a finished episode yet" in err
-    assert "warning: begun: is still running: shown as far as it is (0 of 100,000 steps)" in err
+    assert "warning: begun: is still running: shown up to now (0 of 100,000 steps)" in err
 
 
 def test_what_cannot_work_is_refused(plot: Any, suite: Path, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_what_cannot_work_is_refused(plot: Any, suite: Path, tmp_path: Path) -> 
     assert "could not be written" in refused(plot(suite, "--output", "file/curves.png"))
     assert "cannot" in refused(plot(suite, "--output", "a.html", "--csv", "file"))
     (write_run(tmp_path / "bad") / "config.yaml").write_text("algo: [")
-    assert "no run can be read" in refused(plot("bad"))
+    assert "no run could be read" in refused(plot("bad"))
 
 
 def test_without_the_extra_it_says_what_to_install(plot: Any, suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 from rl_training.api.session import resume
 from rl_training.cli import main
 from rl_training.deploy import video
-from rl_training.reports import curves, films
+from rl_training.reports import curves, videos
 from rl_training.reports.records import read_run
 from rl_training.reports.run_report import differences, duration, training_seconds
 from rl_training.zoo.manifest import Manifest, write_manifest
@@ -66,7 +66,7 @@ def test_the_page_of_a_real_run_holds_everything(report: Any, run_copy: Path) ->
     assert page.text("title") == "PPO on CartPole-v1, seed 0"
     assert page.text("li").splitlines() == ["seed 0", "finished", "resume grade: exact", "ppo-0"]
     assert page.text("h2").splitlines() == [
-        *("The agent at work", "Learning curves", "Evaluations", "Where the time went", "Settings"),
+        *("Videos", "Learning curves", "Evaluations", "Time per part", "Settings"),
         *("Starts and resumes", "Machine and versions"),
     ]
     metadata = json.loads((run_copy / "metadata.json").read_text())
@@ -95,11 +95,11 @@ def test_the_curves_are_those_of_the_files(report: Any, run_copy: Path) -> None:
 
 def test_the_film_is_inside(report: Any, run_copy: Path) -> None:
     assert report(run_copy)[0] == 0
-    (film,) = parsed(run_copy / "report.html").films
+    (video,) = parsed(run_copy / "report.html").videos
     (file,) = (run_copy / "videos").glob("*.mp4")
-    assert film == file.read_bytes()
-    assert film[4:8] == b"ftyp"
-    assert b"moov" in film
+    assert video == file.read_bytes()
+    assert video[4:8] == b"ftyp"
+    assert b"moov" in video
 
 
 def test_scripts_are_the_pages_own(report: Any, run_copy: Path) -> None:
@@ -119,7 +119,7 @@ def test_settings_that_differ_come_first_with_their_default(report: Any, run_cop
     assert report(run_copy)[0] == 0
     text = (run_copy / "report.html").read_text(encoding="utf-8")
     assert "<td><code>num_steps</code></td><td>16</td><td>256</td>" in text
-    assert text.index("<code>num_steps</code>") < text.index("The whole config")
+    assert text.index("<code>num_steps</code>") < text.index("Complete config")
     assert "<code>gae_lambda</code>" not in text
     assert differences({"algo": "theirs", "env_id": "X-v0"}) is None
 
@@ -190,7 +190,7 @@ def test_a_run_that_has_only_begun_has_a_page(report: Any, tmp_path: Path) -> No
     assert report(path)[0] == 0
     text = (path / "report.html").read_text()
     assert "Nothing has been logged yet." in text
-    assert "There are no evaluations (yet)." in text
+    assert "No evaluations yet." in text
     assert "rl-training report PATH --video" in text
     assert len(text) < 100_000, "no charts, no plotly"
 
@@ -241,11 +241,11 @@ def test_shares_of_time_add_up(report: Any, tmp_path: Path) -> None:
 def test_a_film_is_made_where_there_is_none(report: Any, run_copy: Path) -> None:
     shutil.rmtree(run_copy / "videos")
     assert report(run_copy, "--output", run_copy / "without.html")[0] == 0
-    assert parsed(run_copy / "without.html").films == []
+    assert parsed(run_copy / "without.html").videos == []
     assert report(run_copy, "--video")[0] == 0
-    (film,) = parsed(run_copy / "report.html").films
+    (video,) = parsed(run_copy / "report.html").videos
     (file,) = (run_copy / "videos").glob("ppo-step-*.mp4")
-    assert film == file.read_bytes()
+    assert video == file.read_bytes()
     best = json.loads((run_copy / "checkpoints" / "best" / "metadata.json").read_text())["env_steps"]
     assert file.name.startswith(f"ppo-step-{best}-")
 
@@ -262,10 +262,10 @@ def test_what_cannot_be_filmed_leaves_the_rest_of_the_page(report: Any, run_copy
     shutil.rmtree(run_copy / "checkpoints")
     code, _, err = report(run_copy, "--video")
     assert code == 0
-    assert "warning: ppo-0: could not be filmed: CheckpointError" in err
+    assert "warning: ppo-0: no video could be recorded: CheckpointError" in err
     page = parsed(run_copy / "report.html")
-    assert page.films == []
-    assert "could not be filmed" in page.text("p")
+    assert page.videos == []
+    assert "no video could be recorded" in page.text("p")
     assert page.charts
 
 
@@ -274,32 +274,30 @@ def test_without_the_extra_filming_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(video, "find_spec", lambda name: None)
     assert "pip install 'rl-training[video]'" in refused(report(run_copy, "--video"))
-    assert report(run_copy)[0] == 0, "what has been filmed is shown without it"
+    assert report(run_copy)[0] == 0, "an existing video is shown without it"
 
 
-def test_films_that_are_no_films_or_too_large_are_left_out(
-    report: Any, run_copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (run_copy / "videos" / "zz-newest.mp4").write_bytes(b"not a film")
+def test_invalid_or_too_large_videos_are_left_out(report: Any, run_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run_copy / "videos" / "zz-newest.mp4").write_bytes(b"not a video")
     code, _, err = report(run_copy)
     assert code == 0
-    assert "zz-newest.mp4 is not a whole mp4 file and is left out" in err
-    assert len(parsed(run_copy / "report.html").films) == 1
-    monkeypatch.setattr(films, "MAX_FILM", 100)
+    assert "zz-newest.mp4 is not a complete mp4 file and is left out" in err
+    assert len(parsed(run_copy / "report.html").videos) == 1
+    monkeypatch.setattr(videos, "MAX_VIDEO", 100)
     code, _, err = report(run_copy)
     assert code == 0
     assert "MB and is left out" in err
-    assert parsed(run_copy / "report.html").films == []
+    assert parsed(run_copy / "report.html").videos == []
 
 
 def test_a_film_that_lies_elsewhere_is_not_shown(report: Any, run_copy: Path, tmp_path: Path) -> None:
-    (film,) = (run_copy / "videos").glob("*.mp4")
-    shutil.move(film, tmp_path / "private.mp4")
-    film.symlink_to(tmp_path / "private.mp4")
+    (video,) = (run_copy / "videos").glob("*.mp4")
+    shutil.move(video, tmp_path / "private.mp4")
+    video.symlink_to(tmp_path / "private.mp4")
     code, _, err = report(run_copy)
     assert code == 0
     assert "is a link to outside" in err
-    assert parsed(run_copy / "report.html").films == []
+    assert parsed(run_copy / "report.html").videos == []
 
 
 # A suite
@@ -315,7 +313,7 @@ def test_the_page_of_a_suite_holds_every_run(report: Any, suite: Path, tmp_path:
     assert {"a2c-0", "ppo-0", "ppo-1", "ppo-2", "ppo-lambda"} <= set(page.text("td").splitlines())
     names = [{t["name"] for t in chart["traces"] if "name" in t} for chart in page.charts]
     assert names == [{"A2C (1 seed)"}, {"PPO gae_lambda=0.5 (1 seed)", "PPO gae_lambda=0.95 (3 seeds)"}]
-    assert len(page.films) == 1
+    assert len(page.videos) == 1
     assert "PPO gae_lambda=0.95 on CartPole-v1" in page.text("figcaption")
 
 
@@ -357,15 +355,15 @@ def test_final_evaluations_are_averaged_over_seeds(report: Any, tmp_path: Path) 
     assert cells[:7] == ["CartPole-v1", "PPO", "2 of 3", "6.5", "6.0 to 7.0", "6.0", "7.0"]
 
 
-def test_a_suite_films_each_algorithm_on_each_environment_once(report: Any, suite: Path, tmp_path: Path) -> None:
+def test_a_suite_records_each_algorithm_on_each_environment_once(report: Any, suite: Path, tmp_path: Path) -> None:
     root = tmp_path / "suite"
     for name in ("ppo-0", "ppo-1", "a2c-0"):
         shutil.copytree(suite / name, root / name, ignore=shutil.ignore_patterns("videos"))
     assert report(root, "--video")[0] == 0
-    assert len(parsed(root / "report.html").films) == 2
+    assert len(parsed(root / "report.html").videos) == 2
     assert len(list(root.glob("*/videos/*.mp4"))) == 2
     assert report(root, "--video")[0] == 0
-    assert len(list(root.glob("*/videos/*.mp4"))) == 2, "what has a film is not filmed again"
+    assert len(list(root.glob("*/videos/*.mp4"))) == 2, "a run with a video is not recorded again"
 
 
 def test_a_suite_with_damage_says_so(report: Any, tmp_path: Path) -> None:

@@ -203,9 +203,9 @@ class OddSeeds:
 
 
 OVERFLOWS = {
-    "overflow reward": ("float32", "the reward is larger than float32 can hold (3.403e+38)"),
-    "overflow": ("float64", "the observation is larger than float32 can hold (3.403e+38)"),
-    "overflow in final observation": ("float64", "the observation is larger than float32 can hold (3.403e+38)"),
+    "overflow reward": ("float32", "the reward is outside of the range of float32 (3.403e+38)"),
+    "overflow": ("float64", "the observation is outside of the range of float32 (3.403e+38)"),
+    "overflow in final observation": ("float64", "the observation is outside of the range of float32 (3.403e+38)"),
     "huge": ("float16", "the observation is not finite"),
 }
 DQN = {"learning_starts": 8, "batch_size": 4, "buffer_size": 1000, "network": {"sizes": [4]}}
@@ -271,7 +271,7 @@ def test_a_loss_that_is_not_finite_ends_a_run(tmp_path: Path, capsys: pytest.Cap
     error = capsys.readouterr().err
     assert "the update after 64 environment steps" in error
     assert "loss/total" in error
-    assert "the last checkpoint is from before this update" in error
+    assert "the last checkpoint was saved before this update" in error
     assert_ended_cleanly(run_of(tmp_path), newest=32)
 
 

@@ -407,7 +407,9 @@ def test_at_an_episode_boundary_nothing_is_lost():
 def test_another_number_of_environments_starts_with_empty_replay():
     first, second = make_trainer(3), make_trainer(2)
     first.run(60)
-    with pytest.warns(UserWarning, match="the replay starts empty: it was saved with 3 environments, this run has 2"):
+    with pytest.warns(
+        UserWarning, match="the replay buffer starts empty: it was saved with 3 environments, this run has 2"
+    ):
         second.load_state_dict(without_flight(first.state_dict()))
     assert not second.sampler.ready
     second.run(100)
@@ -485,13 +487,15 @@ def test_a_replay_that_is_loaded(tmp_path):
 def test_on_policy_agents_have_no_replay(tmp_path):
     agent = PPO("CartPole-v1", eval_every=0)
     for use in (agent.save_replay, agent.load_replay):
-        with pytest.raises(ConfigError, match="PPO learns from each step once and keeps no replay"):
+        with pytest.raises(ConfigError, match="PPO is on-policy and has no replay buffer"):
             use(tmp_path / "replay")
 
 
 def test_more_replay_than_memory_is_warned_of(monkeypatch):
     monkeypatch.setattr(os, "sysconf", lambda name: 1_000)  # pages, and bytes of each: a megabyte
-    with pytest.warns(UserWarning, match=r"a full replay of 100000 transitions takes 0.0 GB.* smaller buffer_size"):
+    with pytest.warns(
+        UserWarning, match=r"a full replay buffer of 100000 transitions takes 0.0 GB.* smaller buffer_size"
+    ):
         DQN("CartPole-v1", **{**SMALL, "buffer_size": 100_000})
     DQN("CartPole-v1", **{**SMALL, "buffer_size": 10_000})
 
@@ -505,5 +509,7 @@ def test_memory_that_is_not_known(monkeypatch):
 
 
 def test_replay_that_no_machine_has_memory_for():
-    with pytest.raises(ConfigError, match=r"buffer_size: there is no memory for a replay of 10000000000000 trans"):
+    with pytest.raises(
+        ConfigError, match=r"buffer_size: not enough memory for a replay buffer of 10000000000000 trans"
+    ):
         DQN("CartPole-v1", **{**SMALL, "buffer_size": 10**13})

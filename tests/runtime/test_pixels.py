@@ -221,10 +221,10 @@ def test_pong_is_filmed(tmp_path: Path) -> None:
     agent = pong_agent("PPO", num_envs=1)
     result = agent.record_video(tmp_path, 1)
     agent.close()
-    (film,) = tmp_path.glob("*.mp4")
-    assert film.stat().st_size > 1_000
+    (video,) = tmp_path.glob("*.mp4")
+    assert video.stat().st_size > 1_000
     assert result.lengths == [40]
-    clip = moviepy.VideoFileClip(str(film))
+    clip = moviepy.VideoFileClip(str(video))
     assert clip.fps == pytest.approx(15), "60 frames a second, of which a step takes 4"
     assert clip.duration == pytest.approx(41 / 15, abs=0.1)
     clip.close()

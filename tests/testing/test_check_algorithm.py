@@ -24,7 +24,7 @@ def failures(spec: AlgorithmSpec, **options: Any) -> list[str]:
     with pytest.raises(AssertionError) as caught:
         check_algorithm(spec, **options)
     first, *rest = str(caught.value).splitlines()
-    assert first == f"{spec.title} does not keep the contract of algorithms:"
+    assert first == f"{spec.title} violates the contract of algorithms:"
     return [line.removeprefix("- ") for line in rest]
 
 
@@ -95,15 +95,15 @@ class BadConfig(type(A2C.config())):  # type: ignore[misc]
 def test_settings_are_looked_at() -> None:
     found = failures(another(config=BadConfig, paper=""), learning=False)
     assert "settings: 'mystery' has no help text: make it with setting(default, help)" in found
-    assert "settings: 'seed' is a setting of every run; give yours another name" in found
-    assert "settings: the defaults do not go together: mystery: is never right" in found
-    assert "paper: says nothing; name where the algorithm comes from" in found
+    assert "settings: 'seed' is a setting of every run; choose another name" in found
+    assert "settings: the defaults are not compatible: mystery: is never right" in found
+    assert "paper: must not be empty; name the source of the algorithm" in found
 
 
 def test_a_space_that_is_promised_and_cannot_be_taken_is_named() -> None:
     found = failures(dataclasses.replace(get_spec("dqn"), name="another", title="Another", action_spaces=(spaces.Box,)),
                      learning=False)  # fmt: skip
-    assert any(line.startswith("spaces: no agent can be made for Box actions: SpaceError") for line in found)
+    assert any(line.startswith("spaces: no agent can be created for Box actions: SpaceError") for line in found)
 
 
 @pytest.mark.parametrize(

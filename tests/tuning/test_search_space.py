@@ -263,7 +263,7 @@ def test_names_may_be_those_of_flags() -> None:
 
 
 def test_a_schedule_and_its_part_cannot_both_be_searched() -> None:
-    with pytest.raises(ConfigError, match=r"epsilon.end: is a part of 'epsilon', which is searched as well"):
+    with pytest.raises(ConfigError, match=r"epsilon.end: is part of 'epsilon', which is also searched"):
         read_space({"epsilon": [0.1], "epsilon.end": [0.2]}, config("dqn"))
 
 

@@ -120,8 +120,8 @@ def test_a_file_says_what_is_searched(tmp_path: Path) -> None:
         ({"trials": 0}, "tune > trials: must be >= 1"),
         ({"jobs": 0}, "tune > jobs: must be >= 1"),
         ({"pruner": "medain"}, "Did you mean 'median'?"),
-        ({"set": {"seed": 3}}, "'seed' has its own option: --seed"),
-        ({"set": {"total_timesteps": 3}}, "'total_timesteps' has its own option: --timesteps"),
+        ({"set": {"seed": 3}}, "'seed' has its own option, use --seed"),
+        ({"set": {"total_timesteps": 3}}, "'total_timesteps' has its own option, use --timesteps"),
         ({"set": {"lerning_rate": 3}}, "--set: unknown key 'lerning_rate'"),
         ({"set": {"network.activation": "soft"}}, "--set > algorithm > network > activation"),
         ({"set": {"gamma": 2}}, "--set > algorithm > gamma: must be >= 0 and <= 1, got 2"),
@@ -198,7 +198,7 @@ def test_trials_are_evaluated_at_equal_steps(result: TuneResult) -> None:
 def test_the_preset_states_differences_and_where_they_come_from(result: TuneResult) -> None:
     text = result.files["preset"].read_text()
     comments = [line for line in text.splitlines() if line.startswith("#")]
-    assert "study all of <it>, begun with preset ppo/cartpole" in comments[0]
+    assert "study all of <it>, starting from preset ppo/cartpole" in comments[0]
     assert "the best of 8 trials (" in comments[1]
     assert re.search(r"written on \d{4}-\d\d-\d\d", comments[1])
     assert (
@@ -275,7 +275,7 @@ def test_the_median_pruner_gives_trials_up(tmp_path: Path) -> None:
     pruned = [row for row in rows if row["state"] == "pruned"]
     assert pruned
     assert all(int(row["trial"]) >= studies.STARTUP_TRIALS for row in pruned)
-    assert all(re.match(r"given up after (302|453) steps, with \d", row["reason"]) for row in pruned)
+    assert all(re.match(r"pruned after (302|453) steps, with return \d", row["reason"]) for row in pruned)
     assert all(row["score"] == "" for row in pruned)
 
 
@@ -531,7 +531,7 @@ def test_processes_that_cannot_begin_are_an_error(tmp_path: Path, monkeypatch: p
     fork = tuning.multiprocessing.get_context("fork")  # quicker, and it knows what is patched here
     monkeypatch.setattr(tuning.multiprocessing, "get_context", lambda kind: fork)
     monkeypatch.setattr(tuning, "_worker", lambda plan, deadline: os._exit(1))
-    with pytest.raises(RLTrainingError, match="end before they begin a trial: they said nothing"):
+    with pytest.raises(RLTrainingError, match="end before they begin a trial: they printed nothing"):
         run(tmp_path, jobs=2)
 
 

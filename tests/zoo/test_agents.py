@@ -123,8 +123,8 @@ def test_videos_go_to_the_working_directory(
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     before = sorted(path.name for path in locate("zoo:ppo/cartpole").parent.rglob("*"))
     assert main(["eval", "zoo:dqn/Acrobot-v1", "--num-episodes", "1", "--video"]) == 0
-    (film,) = tmp_path.rglob("*.mp4")
-    assert film.parent.name == "zoo-dqn-Acrobot-v1-videos"
+    (video,) = tmp_path.rglob("*.mp4")
+    assert video.parent.name == "zoo-dqn-Acrobot-v1-videos"
     assert "videos in zoo-dqn-Acrobot-v1-videos" in capsys.readouterr().out
     assert sorted(path.name for path in locate("zoo:ppo/cartpole").parent.rglob("*")) == before
 

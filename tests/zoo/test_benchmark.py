@@ -299,7 +299,7 @@ def test_two_drivers_do_not_share_a_directory(suite: Path, tmp_path: Path) -> No
     with run_lock(tmp_path / "tiny"):
         second = call(suite, tmp_path)
     assert second.returncode == 2
-    assert "is being benchmarked by process" in second.stderr
+    assert "is used by another benchmark (process" in second.stderr
 
 
 @pytest.mark.parametrize(

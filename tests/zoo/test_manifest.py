@@ -60,7 +60,7 @@ def test_a_wrong_manifest_is_refused_with_all_problems(manifest: Manifest, tmp_p
 def test_what_contradicts_itself_and_newer_formats_are_refused(manifest: Manifest, tmp_path: Path) -> None:
     twice = dataclasses.replace(manifest.tasks[0], runs=[run_result(3, 1.0), run_result(3, 2.0)])
     write_manifest(tmp_path / "twice.json", dataclasses.replace(manifest, tasks=[twice, twice]))
-    with pytest.raises(ConfigError, match="seed 3 is there twice"):
+    with pytest.raises(ConfigError, match="duplicate seed 3"):
         read_manifest(tmp_path / "twice.json")
     write_manifest(tmp_path / "newer.json", dataclasses.replace(manifest, format=99))
     with pytest.raises(ConfigError, match="has format 99, this version reads up to 1"):

@@ -98,11 +98,11 @@ def test_problems_with_presets_and_settings_are_reported_at_once(tmp_path):
         "tasks[0] > preset: there is no preset 'ppo/cartpol'. Did you mean 'ppo/cartpole'?",
         "tasks[1] > preset: no preset matches '*/nothing'",
         "tasks[2] > settings > algorithm: unknown key 'gama'. Did you mean 'gamma'?",
-        "tasks[3] > settings: 'seed' is the same for all tasks of a suite",
-        "tasks[3] > settings: 'mlflow' is the same for all tasks of a suite",
+        "tasks[3] > settings: 'seed' cannot differ between tasks; the suite sets it",
+        "tasks[3] > settings: 'mlflow' cannot differ between tasks; the suite sets it",
         "tasks[4]: no entry of 'normalization' is for Pendulum-v1",
-        "tasks[5] > settings: 'env_id' is required: dqn/atari is for all of ALE/*",
-        "'a2c/cartpole' and 'a2c/cartpole total_timesteps=500_000' are the same run",
+        "tasks[5] > settings: 'env_id' is required: dqn/atari is a preset for ALE/*",
+        "'a2c/cartpole' and 'a2c/cartpole total_timesteps=500_000' have the same settings",
         "would import the module 'some_module'",
     ):
         assert part in found

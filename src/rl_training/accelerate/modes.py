@@ -49,5 +49,5 @@ def describe_machine() -> str:
     """One line of text: what `auto` does on this machine."""
     compiler = find_compiler()
     if compiler is None:
-        return "auto records; it cannot compile: no C compiler (cc, gcc, clang or CC) was found"
-    return f"auto records and compiles with {Path(compiler).name} ({', '.join(get_args(Mode))} can be chosen)"
+        return "auto records, but cannot compile: no C compiler (cc, gcc, clang or CC) was found"
+    return f"auto records and compiles with {Path(compiler).name} (modes: {', '.join(get_args(Mode))})"

@@ -180,7 +180,7 @@ class Accelerated(Generic[R]):
             try:
                 self._recordings[kind] = Recording(recorder.calls, places, outputs, self._memory, self.mode)
             except Exception as error:  # an operator that cannot be replayed; this call's results are complete
-                self.why_plain = f"its kernels cannot be run again: {type(error).__name__}: {error}"
+                self.why_plain = f"its kernels cannot be replayed: {type(error).__name__}: {error}"
         if self.why_plain:
             self._recordings.clear()
         elif len(self._recordings) > MAX_RECORDINGS:
@@ -294,7 +294,7 @@ def unknown_part(module: nn.Module) -> str:
         if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks:
             return f"{name} has hooks, which a recording would not call"
         if isinstance(part, UNPLACED_MODULES):
-            return f"{cls.__qualname__} takes so long that recording it gains little"
+            return f"{cls.__qualname__} is so slow that recording it gains little"
     for tensor in module.parameters():
         if tensor.device.type != "cpu":
             return f"the network is on {tensor.device}"
@@ -304,7 +304,7 @@ def unknown_part(module: nn.Module) -> str:
 def _unplaced(leaves: list[Tensor]) -> str:
     """Why inputs do not allow a recording; empty if they do."""
     is_real = all(leaf.is_cpu and not leaf.is_complex() for leaf in leaves)
-    return "" if is_real else "its inputs are not all real numbers in the memory of the CPU"
+    return "" if is_real else "its inputs are not all real-valued CPU tensors"
 
 
 class Recorder(SmallArithmetic):
@@ -360,9 +360,9 @@ def refusal(call: Call) -> str:
     if torch.Tag.nondeterministic_seeded in tags:
         return f"{call.name} draws random numbers"
     if torch.Tag.dynamic_output_shape in tags and not (call.name == "index" and _by_integers(call)):
-        return f"the shape of what {call.name} gives depends on values"
+        return f"the output shape of {call.name} depends on values"
     if call.name in UNPLACED:
-        return f"{call.name} makes its own memory"
+        return f"{call.name} allocates its own memory"
     for tensor in (*call.inputs(), *call.outputs()):
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             return f"{call.name} has a tensor on {tensor.device} of layout {tensor.layout}"

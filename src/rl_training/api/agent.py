@@ -79,7 +79,7 @@ class Agent:
         if isinstance(env, TrainConfig):
             config, given = _override(env, settings, self.algo), None
             if config.algo != self.algo:
-                raise ConfigError(f"algo: the config is for '{config.algo}', this class is {type(self).__name__}")
+                raise ConfigError(f"algo: the config is for '{config.algo}', but this class is {type(self).__name__}")
         else:
             given = None if isinstance(env, str) else env
             config = resolve([Layer(_layer(self.algo, env, settings), type(self).__name__)])
@@ -319,8 +319,8 @@ class Agent:
     def _require_whole(self) -> None:
         if self._experiment.damage is not None:
             raise CheckpointError(
-                f"{self._experiment.damage}. The weights are intact. To go on learning from them with an empty replay "
-                "and new episodes, load the agent with learner_only=True; to keep them, save with weights_only=True"
+                f"{self._experiment.damage}. The weights are intact. To continue training from them with an empty "
+                "replay buffer, load the agent with learner_only=True; to save them, use save(weights_only=True)"
             )
 
     def export(self, path: str | Path, format: ExportFormat = "onnx") -> dict[str, Any]:  # noqa: A002 - what it is
@@ -352,8 +352,8 @@ class Agent:
             result = self.evaluate(num_episodes)
             if video:
                 self.record_video(Path(scratch) / "videos")
-                (film,) = (Path(scratch) / "videos").glob("*.mp4")
-                film.rename(folder / VIDEO)
+                (video_file,) = (Path(scratch) / "videos").glob("*.mp4")
+                video_file.rename(folder / VIDEO)
             title, config = get_spec(self.config.algo).title, load_checkpoint(folder).config
             card = model_card(repo_id, title, TrainConfig.from_dict(config), self.num_timesteps, result, video=video)
             (folder / CARD).write_text(card, encoding="utf-8")
@@ -374,7 +374,7 @@ class Agent:
     def _off_policy(self) -> OffPolicyTrainer:
         trainer = self._experiment.trainer
         if not isinstance(trainer, OffPolicyTrainer):
-            raise ConfigError(f"{type(self).__name__} learns from each step once and keeps no replay")
+            raise ConfigError(f"{type(self).__name__} is on-policy and has no replay buffer")
         return trainer
 
     @property
@@ -421,7 +421,7 @@ class Agent:
         spec = self._experiment.spec
         if not spec.action_masks:
             if action_mask is not None:
-                raise ConfigError("action_mask: this agent was made without the setting action_masks")
+                raise ConfigError("action_mask: this agent was created without action_masks=True, so it takes no mask")
             return obs
         assert isinstance(spec.observation_space, spaces.Dict)
         wrapped = isinstance(obs, Mapping) and (set(obs) | {ACTION_MASK}) == set(spec.observation_space.spaces)
@@ -429,12 +429,12 @@ class Agent:
         if action_mask is not None:
             entries[ACTION_MASK] = action_mask
         if ACTION_MASK not in entries:
-            raise DataError("this agent takes only valid actions: give action_mask=...")
+            raise DataError("this agent uses action masks: pass action_mask=...")
         mask, size = np.asarray(entries[ACTION_MASK]), mask_size(spec.action_space)
         if mask.ndim not in (1, 2) or mask.shape[-1] != size:
             raise DataError(f"action_mask: expected shape ({size},) or a batch of that, got {mask.shape}")
         if not has_choice(mask, spec.action_space).all():
-            raise DataError("action_mask: leaves no valid action")
+            raise DataError("action_mask: marks no action as valid")
         return entries
 
     def _batch(self, obs: Any) -> tuple[ArrayObservation, bool]:
@@ -453,12 +453,12 @@ def _as_batch(obs: Any, space: spaces.Space[Any]) -> tuple[ArrayObservation, boo
         parts = {key: _as_batch(obs[key], part) for key, part in space.spaces.items()}
         singles = {single for _, single in parts.values()}
         if len(singles) != 1:
-            raise DataError("some entries of the observation are single and some are batches")
+            raise DataError("some entries of the observation have a batch dimension and some do not")
         return {key: array for key, (array, _) in parts.items()}, singles.pop()  # type: ignore[misc]
     raw = np.asarray(obs)
     array = np.array(raw, dtype=space.dtype, order="C")
     if array.dtype.kind in "iub" and not np.array_equal(array, raw):
-        raise DataError(f"the observation does not fit {space}: it has values that {array.dtype} cannot hold")
+        raise DataError(f"the observation does not fit {space}: it has values outside of the range of {array.dtype}")
     shape = tuple(space.shape or ())
     if array.shape == shape:
         return array[None], True
@@ -472,16 +472,20 @@ def _layer(algo: str, env: EnvLike | None, settings: Mapping[str, Any]) -> dict[
     given = {"algo": algo, "env_id": "" if env is None else describe_env(env)}
     data = split_settings(algo, settings, given["env_id"])
     if "atari" in data and not isinstance(env, str):
-        raise ConfigError("atari: is for games that are made here, by their id; yours is played as you made it")
+        raise ConfigError(
+            "atari: applies only to environments created by id; wrap your environment object before you pass it"
+        )
     if isinstance(env, VectorEnv):
         if data.get("num_envs", env.num_envs) != env.num_envs:
-            raise ConfigError(f"num_envs: the vector environment has {env.num_envs}, got {data['num_envs']}")
+            raise ConfigError(
+                f"num_envs: got {data['num_envs']}, but the vector environment has {env.num_envs}; leave num_envs out"
+            )
         data["num_envs"] = env.num_envs
     elif isinstance(env, gym.Env):
         data.setdefault("num_envs", 1)
         if data["num_envs"] != 1:
             raise ConfigError(
-                f"num_envs: one environment cannot be stepped as {data['num_envs']}; give a callable that makes them"
+                f"num_envs: got one environment object and num_envs {data['num_envs']}; pass a callable that creates environments"
             )
     return {**data, **given}
 

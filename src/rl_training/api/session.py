@@ -198,8 +198,8 @@ def _offering_learner_only(run_dir: RunDirectory, learner_only: bool) -> Iterato
         except CheckpointError:
             raise error from None
         raise CheckpointError(
-            f"{error}. The weights and the optimizer in {newest.path.name} are intact. To go on from them with an "
-            f"empty replay and new episodes: rl-training resume {run_dir.path} --learner-only "
+            f"{error}. The weights and the optimizer in {newest.path.name} are intact. To continue from them with an "
+            f"empty replay buffer and new episodes: rl-training resume {run_dir.path} --learner-only "
             "(in Python, learner_only=True)"
         ) from error
 
@@ -211,7 +211,7 @@ def _refuse_finished(run_dir: RunDirectory, experiment: Experiment) -> None:
         longer = "total_timesteps" if trainer.unit == "steps" else "total_updates, or online,"
         raise ConfigError(
             f"{run_dir.path} has already been trained for {trainer.position} of {end} {trainer.unit}. "
-            f"Give a larger {longer} to go on."
+            f"Pass a larger {longer} to continue."
         )
 
 
@@ -219,7 +219,7 @@ def _say_if_bits_may_differ(run_dir: RunDirectory, experiment: Experiment) -> No
     changes = differing_machine(run_dir.metadata(), str(experiment.device))
     if changes:
         warnings.warn(
-            f"this is not the machine or the versions that the run began with ({changes}): bits may differ",
+            f"the machine or package versions changed since the run started ({changes}): results may differ slightly",
             stacklevel=3,
         )
 
@@ -391,7 +391,7 @@ def run_experiment(
         try:
             _record_end(run_dir, experiment, result)
         except UnwritableError as error:
-            warnings.warn(f"the run has ended and is saved, but that could not be recorded: {error}", stacklevel=2)
+            warnings.warn(f"the run has ended and is saved, but its status could not be written: {error}", stacklevel=2)
     return result
 
 
@@ -444,7 +444,7 @@ def _evaluate_at_the_end(experiment: Experiment, result: TrainResult) -> None:
         )
     except EvaluationStoppedError:
         if trainer.position < trainer.end:
-            warnings.warn(f"there is no final evaluation: {trainer.signal} stopped it", stacklevel=2)
+            warnings.warn(f"no final evaluation: {trainer.signal} interrupted it", stacklevel=2)
         else:
             assert trainer.signal is not None
             result.interrupted, result.stop_reason = True, trainer.signal
@@ -465,7 +465,7 @@ def _record_failure(run_dir: RunDirectory, experiment: Experiment, error: BaseEx
             accelerate=experiment.acceleration(),
         )
     except CheckpointError as second:
-        error.add_note(f"That the run failed could not be recorded: {second}")
+        error.add_note(f"The status 'failed' could not be written: {second}")
     else:
         error.add_note(f"The run is recorded as failed in {run_dir.path}")
 
@@ -481,7 +481,7 @@ def _warn_if_schedules_are_over(experiment: Experiment) -> None:
     if names and 0 < progress.horizon <= progress.position - progress.phase_start:
         warnings.warn(
             f"the schedules of {', '.join(names)} ended at step {progress.horizon} and stay at their last values; "
-            "for new ones start a new run with init_from",
+            "for new schedules, start a new run with init_from",
             stacklevel=3,
         )
 
@@ -577,7 +577,7 @@ def _stop_on_signals(trainer: Trainer) -> Iterator[None]:
         name = signal.Signals(number).name
         trainer.interrupt(name)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        print(f"\n{name}: finishing this iteration and saving; once more to stop at once", file=sys.stderr)
+        print(f"\n{name}: finishing this iteration and saving; press again to stop immediately", file=sys.stderr)
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

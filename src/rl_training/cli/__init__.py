@@ -27,13 +27,13 @@ COMMANDS = {
     "eval": "evaluate a run, a checkpoint or a trained agent of the zoo: rl-training eval zoo:ppo/CartPole-v1",
     "resume": "continue a run: rl-training resume <run> --total-timesteps 200000",
     "runs": "list the runs in a directory",
-    "plot": "draw learning curves of runs: rl-training plot runs",
-    "report": "one page about a run or a suite: rl-training report <path>",
+    "plot": "plot learning curves of runs: rl-training plot runs",
+    "report": "write an HTML report of a run or a suite: rl-training report <path>",
     "zoo": "presets, trained agents, benchmark suites and results: rl-training zoo benchmark smoke",
-    "tune": "search for better settings: rl-training tune ppo CartPole-v1 --trials 50 --jobs 2",
-    "export": "write a trained policy as one file to deploy: rl-training export <path> --format onnx",
-    "hub": "share agents on the Hugging Face hub: rl-training hub push <path> <user/name>",
-    "doctor": "versions, devices, and which extras are installed",
+    "tune": "search for better hyper-parameters: rl-training tune ppo CartPole-v1 --trials 50 --jobs 2",
+    "export": "export a trained policy for deployment: rl-training export <path> --format onnx",
+    "hub": "share agents on the Hugging Face Hub: rl-training hub push <path> <user/name>",
+    "doctor": "show versions, devices and installed extras",
 }
 
 USAGE_ERROR, FAILURE = 2, 1

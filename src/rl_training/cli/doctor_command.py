@@ -79,7 +79,7 @@ def _show_acceleration(path: Path) -> None:
     run.require()
     found = run.metadata().get("accelerate")
     if not isinstance(found, dict) or not isinstance(found.get("functions"), dict):
-        raise CheckpointError(f"{path}: its metadata does not say what was accelerated")
+        raise CheckpointError(f"{path}: its metadata has no entry about acceleration")
     print(f"{'run':<14} {path}: accelerate={found.get('mode')}")
     for name, status in found["functions"].items():
         print(f"  {name:<24} {status}")

@@ -24,16 +24,17 @@ class EvalArgs:
     path: Annotated[Path, tyro.conf.Positional] = setting(
         help="Run directory, checkpoint, or zoo:<algo>/<environment>."
     )
-    num_episodes: int = setting(10, "Whole episodes to play.")
-    seed: int | None = setting(None, "Seed of the episodes; by default derived from the run's.")
-    stochastic: bool = setting(False, "Sample actions; by default as the run's own evaluations do.")
-    deterministic: bool = setting(False, "Take the likeliest actions; by default as the run's own evaluations do.")
-    video: bool = setting(False, "Write the episodes as mp4 files (extra `video`).")
+    num_episodes: int = setting(10, "Number of episodes.")
+    seed: int | None = setting(None, "Seed of the episodes; by default derived from the run's seed.")
+    stochastic: bool = setting(False, "Sample actions; by default as in the run's evaluations.")
+    deterministic: bool = setting(False, "Use deterministic actions; by default as in the run's evaluations.")
+    video: bool = setting(False, "Record the episodes as mp4 files (extra `video`).")
     video_dir: Path | None = setting(
-        None, "Where videos go; by default `videos` beside the checkpoint or in the run, for the zoo's agents here."
+        None,
+        "Directory for videos; by default `videos` beside the checkpoint or in the run directory, or here for zoo agents.",
     )
-    render: bool = setting(False, "Show the episodes on the screen.")
-    trust: bool = setting(False, "Let the file name a module to import (package:Env-v0).")
+    render: bool = setting(False, "Render the episodes on the screen.")
+    trust: bool = setting(False, "Allow the file to name a module to import (package:Env-v0).")
 
 
 def run(args: list[str]) -> int:
@@ -42,7 +43,7 @@ def run(args: list[str]) -> int:
     if options.num_episodes < 1:
         raise ConfigError(f"num_episodes: must be at least 1, got {options.num_episodes}")
     if options.stochastic and options.deterministic:
-        raise ConfigError("--stochastic and --deterministic: choose one")
+        raise ConfigError("--stochastic and --deterministic: use only one of them")
     agent = load(options.path, trust=options.trust, learner_only=True)
     deterministic = options.deterministic or (agent.config.eval_deterministic and not options.stochastic)
     try:
@@ -70,8 +71,8 @@ def run(args: list[str]) -> int:
 
 def _how(deterministic: bool, epsilon: float) -> str:
     """How actions were chosen, including the run's settings."""
-    chosen = "likeliest actions" if deterministic else "sampled actions"
-    return f"{chosen}, but {100 * epsilon:g}% at random" if epsilon > 0 else chosen
+    chosen = "deterministic actions" if deterministic else "sampled actions"
+    return f"{chosen}, {100 * epsilon:g}% random actions" if epsilon > 0 else chosen
 
 
 def _video_dir(path: Path) -> Path:

@@ -23,8 +23,10 @@ class ExportArgs:
         help="Run directory, checkpoint, or zoo:<algo>/<environment>."
     )
     format: ExportFormat = setting("onnx", "onnx (extra `export`) or torch-export.")
-    output: Path | None = setting(None, "File to write; by default <algo>-<environment>.onnx or .pt2 here.")
-    trust: bool = setting(False, "Let the checkpoint name a module to import (package:Env-v0).")
+    output: Path | None = setting(
+        None, "Output file; by default <algo>-<environment>.onnx or .pt2 in the working directory."
+    )
+    trust: bool = setting(False, "Allow the checkpoint to name a module to import (package:Env-v0).")
 
 
 def run(args: list[str]) -> int:
@@ -36,7 +38,7 @@ def run(args: list[str]) -> int:
     try:
         output = options.output or Path(default_name(agent.config, options.format))
         about = agent.export(output, options.format)
-        print(f"{agent} as {options.format}, with the answers of predict on random observations")
+        print(f"{agent} exported as {options.format}; its actions equal those of predict on random observations")
     finally:
         agent.close()
     for kind in ("inputs", "outputs"):

@@ -1,4 +1,4 @@
-"""`rl-training hub push | pull`: agents on the Hugging Face hub."""
+"""`rl-training hub push | pull`: agents on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class PushArgs:
     path: Annotated[Path, tyro.conf.Positional] = setting(
         help="Run directory, checkpoint, or zoo:<algo>/<environment>."
     )
-    repo_id: Annotated[str, tyro.conf.Positional] = setting(help="Repository on the hub: <user>/<name>.")
-    num_episodes: int = setting(20, "Episodes of the evaluation that the card shows.")
-    video: bool = setting(False, "Film an episode as replay.mp4 (extra `video`).")
-    private: bool = setting(False, "Make a new repository private.")
-    trust: bool = setting(False, "Let the checkpoint name a module to import (package:Env-v0).")
+    repo_id: Annotated[str, tyro.conf.Positional] = setting(help="Repository on the Hub: <user>/<name>.")
+    num_episodes: int = setting(20, "Number of evaluation episodes for the model card.")
+    video: bool = setting(False, "Record an episode as replay.mp4 (extra `video`).")
+    private: bool = setting(False, "Create the repository as private.")
+    trust: bool = setting(False, "Allow the checkpoint to name a module to import (package:Env-v0).")
 
 
 @documented
@@ -38,9 +38,9 @@ class PushArgs:
 class PullArgs:
     """Download an agent as a checkpoint. Only files that a checkpoint has are taken, and they are verified."""
 
-    repo_id: Annotated[str, tyro.conf.Positional] = setting(help="Repository on the hub: <user>/<name>.")
+    repo_id: Annotated[str, tyro.conf.Positional] = setting(help="Repository on the Hub: <user>/<name>.")
     directory: Annotated[Path | None, tyro.conf.Positional] = setting(
-        None, "Where the checkpoint goes; by default named like the repository, here."
+        None, "Directory for the checkpoint; by default the repository's name, in the working directory."
     )
     revision: str | None = setting(None, "Branch, tag or commit.")
 
@@ -83,5 +83,5 @@ def _pull(options: PullArgs) -> int:
 
     path = download(options.repo_id, options.directory or Path(options.repo_id.split("/")[-1]), options.revision)
     print(f"checkpoint: {path}")
-    print(f"to try it:  rl-training eval {path}")
+    print(f"evaluate:   rl-training eval {path}")
     return 0

@@ -24,19 +24,23 @@ if TYPE_CHECKING:
 @documented
 @dataclass
 class PlotArgs:
-    """Draw learning curves, averaged over seeds, one panel for each environment."""
+    """Plot learning curves, averaged over seeds, one panel per environment."""
 
     paths: Annotated[tuple[Path, ...], tyro.conf.Positional] = setting(
         (), "Run directories, and directories that contain runs."
     )
     metric: str | None = setting(
-        None, "What to draw; by default eval/return_mean where there are evaluations, else rollout/return_mean."
+        None, "Metric to plot; by default eval/return_mean if there are evaluations, otherwise rollout/return_mean."
     )
-    smooth: float = setting(0.0, "Smoothing of each run, as TensorBoard's: 0 is none, towards 1 is more.")
-    average: Literal["mean", "iqm"] = setting("mean", "Over seeds: the mean, or the mean of the middle half.")
-    output: Path = setting(Path("curves"), "File (.png, .svg, .pdf or .html); without a suffix a .png and an .html.")
-    csv: Path | None = setting(None, "Directory to write tables to, as CSV: runs, metrics, curves, results.")
-    parquet: Path | None = setting(None, "Directory to write the same tables to, as Parquet.")
+    smooth: float = setting(0.0, "Smoothing of each run, as in TensorBoard: from 0 (none) to less than 1.")
+    average: Literal["mean", "iqm"] = setting(
+        "mean", "Average over seeds: the mean, or iqm, the interquartile mean (mean of the middle half)."
+    )
+    output: Path = setting(
+        Path("curves"), "Output file (.png, .svg, .pdf or .html); without a suffix, both a .png and an .html."
+    )
+    csv: Path | None = setting(None, "Directory for tables as CSV: runs, metrics, curves, results.")
+    parquet: Path | None = setting(None, "Directory for the same tables as Parquet.")
 
 
 def run(args: list[str]) -> int:
@@ -50,7 +54,7 @@ def run(args: list[str]) -> int:
     paths, notes = find_run_dirs(options.paths)
     runs, problems = read_runs(paths)
     if not runs:
-        raise ConfigError(["no run can be read", *problems])
+        raise ConfigError(["no run could be read", *problems])
     panels, left_out = make_panels(runs, metric=options.metric, smooth=options.smooth, average=options.average)
     say_all([*notes, *problems, *left_out])
     written = write_plots(panels, options.output, smooth=options.smooth, average=options.average)

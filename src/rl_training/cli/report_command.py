@@ -23,12 +23,12 @@ PAGE = "report.html"
 @documented
 @dataclass
 class ReportArgs:
-    """Write one HTML page about a run, or about a directory of runs, that opens from disk without a network."""
+    """Write an HTML report of a run or of a directory of runs, as one file that works offline."""
 
     path: Annotated[Path, tyro.conf.Positional] = setting(help="Run directory, or a directory that contains runs.")
-    output: Path | None = setting(None, "Where the page goes; by default report.html in that directory.")
-    video: bool = setting(False, "Film an episode where there is no film yet (extra `video`).")
-    trust: bool = setting(False, "Let the run's config name a module to import (package:Env-v0), to film it.")
+    output: Path | None = setting(None, "Output file; by default report.html in that directory.")
+    video: bool = setting(False, "Record an episode if there is no video yet (extra `video`).")
+    trust: bool = setting(False, "Allow the run's config to name a module to import (package:Env-v0), for the video.")
 
 
 def run(args: list[str]) -> int:
@@ -38,7 +38,7 @@ def run(args: list[str]) -> int:
     require_plot()
     if not os.path.isdir(options.path):
         problem = "is not a directory" if os.path.lexists(options.path) else "does not exist"
-        raise ConfigError(f"'{options.path}' {problem}: name a run directory, or a directory of runs")
+        raise ConfigError(f"'{options.path}' {problem}: pass a run directory, or a directory of runs")
     place = _place(options.path, options.output)
     from rl_training.reports.run_report import run_report
     from rl_training.reports.suite_report import suite_report
@@ -57,7 +57,7 @@ def _place(path: Path, output: Path | None) -> Path:
     if output is None:
         refuse_links([place], within=path)
     if place.suffix != ".html":
-        raise ConfigError(f"output: '{place}' should end in .html")
+        raise ConfigError(f"output: must end in .html, got '{place}'")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

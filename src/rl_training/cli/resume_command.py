@@ -14,13 +14,13 @@ from rl_training.experiment.config import NETWORK_LOGGERS, TrainConfig, read_con
 from rl_training.experiment.restoring import MAY_CHANGE
 from rl_training.experiment.runs import CONFIG, RunDirectory
 
-DESCRIPTION = f"""Continue a run from its newest good checkpoint.
+DESCRIPTION = f"""Continue a run from its newest valid checkpoint.
 
   rl-training resume RUN [--total-timesteps N] [options]
 
-Also: --quiet, --trust (let the run's config name a module to import or a logger on the network), --debug,
---learner-only (from the weights and the optimizer alone, with an empty replay and new episodes: where these are
-damaged). The options below show the run's own values. These may change:
+Also: --quiet, --trust (allow the run's config to name a module to import or to log over the network), --debug,
+--learner-only (restore only weights and optimizer, and start with an empty replay buffer and new episodes; use it if
+the saved ones are damaged). The options below show the run's values. These may change:
 {", ".join(sorted(MAY_CHANGE - {"init_from", "output_dir"}))}."""
 
 
@@ -35,7 +35,7 @@ def run(args: list[str]) -> int:
         default = TrainConfig(algo=next(iter(registry())), env_id="CartPole-v1")  # any algorithm will do
         parsing.parse_changes(default, options, prog="rl-training resume", description=DESCRIPTION)
     if not options or options[0].startswith("-"):
-        raise ConfigError("say which run to go on with: `rl-training resume runs/<run>`; `rl-training runs` lists them")
+        raise ConfigError("run: missing; use `rl-training resume runs/<run>`. List the runs with `rl-training runs`")
     path, options = Path(options[0]), options[1:]
     RunDirectory(path).require()
     base = read_config(path / CONFIG, trust=True)  # read only: `resume` checks trust

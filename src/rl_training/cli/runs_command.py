@@ -24,7 +24,7 @@ from rl_training.experiment.runs import find_runs
 class RunsArgs:
     """List the runs in a directory, newest first."""
 
-    path: Annotated[Path, tyro.conf.Positional] = setting(Path("runs"), "Directory that holds run directories.")
+    path: Annotated[Path, tyro.conf.Positional] = setting(Path("runs"), "Directory that contains run directories.")
 
 
 def run(args: list[str]) -> int:

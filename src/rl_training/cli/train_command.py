@@ -24,9 +24,9 @@ DESCRIPTION = """Train an agent.
   rl-training train ppo CartPole-v1 [options]            with the preset, if there is one
   rl-training train --config my.yaml [options]           with a config file (on top of the preset, if there is one)
 
-Precedence: defaults < preset < --config < options. Also: --quiet shows nothing but errors and the last lines; --trust
-lets a config file name a module to import (package:Env-v0) or a logger on the network; --profile writes where the time
-went into the run's directory (a table, and a trace for chrome://tracing or Perfetto); --debug adds tracebacks to
+Precedence: defaults < preset < --config < options. Also: --quiet shows only errors and the result; --trust
+allows a config file to name a module to import (package:Env-v0) or to log over the network; --profile writes a table
+of the time per part and a trace (for chrome://tracing or Perfetto) to the run directory; --debug adds tracebacks to
 errors. The options below show the values that would be used."""
 
 
@@ -80,7 +80,7 @@ def parse_train(args: list[str]) -> tuple[TrainConfig, Preset | None, bool]:
         layers.insert(0, Layer({"algo": next(iter(registry())), "env_id": "CartPole-v1"}, "help"))  # any algorithm
     elif known.config is None and ("algo" not in typed or not {"env_id", "dataset"} & typed.keys()):
         raise ConfigError(
-            "say what to train: `rl-training train ppo CartPole-v1`, `rl-training train iql --dataset FILE "
+            "algorithm and environment: missing; use `rl-training train ppo CartPole-v1`, `rl-training train iql --dataset FILE "
             "--total-updates N`, or `rl-training train --config FILE`"
         )
     layers.append(Layer(typed, "command line"))
@@ -124,8 +124,8 @@ def report(result: TrainResult) -> int:
     print(f"run directory: {result.run_dir}")
     print(f"checkpoint:    {result.checkpoint_path}")
     if result.interrupted:
-        print(f"to go on:      rl-training resume {shlex.quote(str(result.run_dir))}")
+        print(f"to continue:   rl-training resume {shlex.quote(str(result.run_dir))}")
     else:
-        print(f"to watch it:   rl-training eval {shlex.quote(str(result.run_dir))} --render")
+        print(f"to watch:      rl-training eval {shlex.quote(str(result.run_dir))} --render")
     sys.stdout.flush()
     return 128 + signal.Signals[result.stop_reason].value if result.interrupted else 0

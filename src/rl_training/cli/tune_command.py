@@ -15,14 +15,14 @@ from rl_training.experiment.yaml_io import dump_yaml, read_yaml
 from rl_training.tuning.search_space import space_to_plain
 from rl_training.tuning.tune import TuneConfig, TuneResult, make_plan, tune
 
-DESCRIPTION = """Search for better hyper-parameters, beginning with the preset if there is one (extra `tune`).
+DESCRIPTION = """Search for better hyper-parameters, starting from the preset if there is one (extra `tune`).
 
   rl-training tune ppo CartPole-v1 --trials 50 --jobs 2
   rl-training tune ppo CartPole-v1 --set num_envs=4 network.activation=relu --timesteps 20_000
 
-Calling again goes on with the study. Settings are named as in Python: learning_rate, network.actor_sizes, num_envs.
-Also: --show-search writes what would be searched, to be edited and given as --search FILE; --quiet shows only the last
-lines; --debug adds tracebacks to errors."""
+The same command again continues the study. Settings have their Python names: learning_rate, network.actor_sizes.
+Also: --show-search prints the search space, to edit and pass as --search FILE; --quiet shows only the result;
+--debug adds tracebacks to errors."""
 
 
 def run(args: list[str]) -> int:
@@ -56,7 +56,9 @@ def parse_tune(args: list[str]) -> tuple[TuneConfig, bool, bool]:
         data = read_yaml(known.config)
         names = {**{name: str(data[name]) for name in ("algo", "env_id") if name in data}, **names}
     if "-h" not in options and "--help" not in options and len(names) < 2:
-        raise ConfigError("say what to tune: `rl-training tune ppo CartPole-v1`, or `rl-training tune --config FILE`")
+        raise ConfigError(
+            "algorithm and environment: missing; use `rl-training tune ppo CartPole-v1` or `rl-training tune --config FILE`"
+        )
     flags = [part for name, value in names.items() for part in (f"--{name.replace('_', '-')}", value)]
     config = parsing.parse(TuneConfig, [*flags, *options], prog="rl-training tune", description=DESCRIPTION)
     typed = {*positional, *(option.rpartition("=")[2] for option in options)}
@@ -89,5 +91,5 @@ def report(result: TuneResult) -> int:
     print(f"to train with it: rl-training train --config {shlex.quote(str(result.files['preset']))}{trust}")
     if not result.interrupted:
         return 0
-    print("to go on with the study: the same command again")
+    print("to continue the study: run the same command again")
     return 128 + signal.SIGINT

@@ -51,13 +51,13 @@ class BenchmarkArgs:
     """
 
     suite: Annotated[str, tyro.conf.Positional] = setting("", "Name of a suite, or a YAML file with one.")
-    show: Annotated[bool, tyro.conf.arg(name="list")] = setting(False, "List the suites, and do nothing else.")
+    show: Annotated[bool, tyro.conf.arg(name="list")] = setting(False, "List the suites and exit.")
     only: tuple[str, ...] = setting((), "Only these tasks, by preset: ppo/cartpole '*/pendulum'.")
-    seeds: int | None = setting(None, "Seeds of each task; by default as the suite says.", ge=1)
-    jobs: int | None = setting(None, "Runs at a time, each with one thread; by default one for each core.", ge=1)
-    output_dir: Path = setting(Path("runs"), "The runs and the manifest are written below this, in <suite>/.")
-    quiet: bool = setting(False, "Show nothing but errors and the last lines.")
-    trust: bool = setting(False, "Let the file name a module to import (package:Env-v0).")
+    seeds: int | None = setting(None, "Number of seeds per task; by default that of the suite.", ge=1)
+    jobs: int | None = setting(None, "Parallel runs, each with one thread; by default one per core.", ge=1)
+    output_dir: Path = setting(Path("runs"), "Directory for runs and manifest, in a subdirectory <suite>/.")
+    quiet: bool = setting(False, "Show only errors and the result.")
+    trust: bool = setting(False, "Allow the file to name a module to import (package:Env-v0).")
 
 
 def run(args: list[str]) -> int:
@@ -68,7 +68,7 @@ def run(args: list[str]) -> int:
     if options.action == "show":
         if not options.name:
             raise ConfigError(
-                "name a preset or an algorithm: `rl-training zoo show ppo/cartpole`; `rl-training zoo list` shows all"
+                "preset or algorithm: missing; use `rl-training zoo show ppo/cartpole`. List all with `rl-training zoo list`"
             )
         if "/" not in options.name:
             from rl_training.zoo.descriptions import describe
@@ -76,7 +76,7 @@ def run(args: list[str]) -> int:
             print(describe(get_spec(options.name)))
             return 0
         preset = get_preset(options.name)
-        print(f"# preset {preset.name}: what differs from the defaults")
+        print(f"# preset {preset.name}: differences from the defaults")
         print(preset.path.read_text(encoding="utf-8").rstrip())
         return 0
     _print(_agents(options.name) if options.action == "agents" else _presets(options.name))
@@ -115,7 +115,7 @@ def _benchmark(args: list[str]) -> int:
         if value is not None and value < 1
     ]
     if not options.suite:
-        problems.append(f"name a suite: {', '.join(suites())}, or a YAML file; --list says what they are")
+        problems.append(f"suite: missing; choose {', '.join(suites())}, or a YAML file. --list describes them")
     if problems:
         raise ConfigError(problems)
     from rl_training.zoo.benchmark import Benchmark
@@ -132,7 +132,7 @@ def _benchmark(args: list[str]) -> int:
 def _table_of_suites() -> Table:
     from rl_training.zoo.suites import get_suite, suites
 
-    table = Table("suite", "tasks", "seeds", "steps", "what it is", box=None)
+    table = Table("suite", "tasks", "seeds", "steps", "description", box=None)
     for suite in map(get_suite, suites()):
         steps = sum(task.config.total_timesteps for task in suite.tasks) * suite.seeds
         table.add_row(suite.name, f"{len(suite.tasks)}", f"{suite.seeds}", f"{steps:,}", suite.description)
@@ -152,9 +152,9 @@ def _say_outcome(outcome: Outcome, log_file: Callable[[Job], Path]) -> None:
         print(printable(f"failed: {job.name}: {job.note} (log: {log_file(job)})"))
     print(f"manifest: {outcome.directory / MANIFEST}")
     if outcome.manifest.tasks:
-        print(f"to look at it: rl-training report {shlex.quote(str(outcome.directory))} --video")
+        print(f"to see a report: rl-training report {shlex.quote(str(outcome.directory))} --video")
     if done < len(outcome.jobs):
-        print("to go on: call the same command again")
+        print("to continue: run the same command again")
 
 
 def _summary(cls: type[object]) -> str:

@@ -35,7 +35,7 @@ class RecurrentPPOConfig(PPOConfig):
     num_steps: int = setting(128, "Steps of each environment per rollout.", ge=1, search=choices(32, 64, 128, 256, 512))
     minibatch_size: int = setting(
         128,
-        "Minibatch size in transitions, at least one sequence (rollouts are split into equal parts of about this size).",
+        "Minibatch size in transitions, at least one sequence (rollouts are split into parts of about this size).",
         ge=1,
         search=choices(64, 128, 256, 512),
     )

@@ -135,8 +135,8 @@ class ExportedPolicy(nn.Module):
         super().__init__()
         if not isinstance(policy, nn.Module) or not callable(getattr(policy, "mode", None)):
             raise ExportError(
-                f"{type(policy).__name__} cannot be exported: it has no method `mode(obs)` that says in plain torch "
-                "code which actions it takes without randomness"
+                f"{type(policy).__name__} cannot be exported: it has no method `mode(obs)` that computes its "
+                "deterministic actions in plain torch code"
             )
         self.policy: Any = copy.deepcopy(policy).cpu().eval().requires_grad_(False)
         self.state_size = int(getattr(policy, "state_size", 0))
@@ -179,7 +179,7 @@ def torch_dtype(dtype: Any, what: str) -> torch.dtype:
     """The torch dtype of a numpy dtype; an error if files cannot hold it."""
     if np.dtype(dtype) not in DTYPES:
         known = ", ".join(str(known) for known in DTYPES)
-        raise ExportError(f"{what} of type {np.dtype(dtype)} cannot be exported; possible are {known}")
+        raise ExportError(f"{what} of type {np.dtype(dtype)} cannot be exported; accepted: {known}")
     found: torch.dtype = DTYPES[np.dtype(dtype)]
     return found
 
@@ -211,7 +211,7 @@ def require_export(path: Path, format: str) -> None:  # noqa: A002 - as in the p
     if format not in get_args(ExportFormat):
         raise ConfigError(f"format: expected {' or '.join(get_args(ExportFormat))}, got {format!r}")
     if path.suffix != SUFFIXES[format]:
-        raise ConfigError(f"path: the name of a file of format {format} ends in {SUFFIXES[format]}, got '{path}'")
+        raise ConfigError(f"path: must end in {SUFFIXES[format]} for the format {format}, got '{path}'")
     if format == "onnx" and any(find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")):
         raise MissingExtraError("exporting to ONNX", "export")
 
@@ -332,8 +332,8 @@ def _explained(format: str) -> Iterator[None]:  # noqa: A002
     except Exception as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ExportError(
-            f"this policy cannot be exported as {format}: {reason}. A network of your own has to be traceable by "
-            "torch.export: no Python that depends on the values of tensors."
+            f"this policy cannot be exported as {format}: {reason}. A custom network must be traceable by "
+            "torch.export: no Python branches on tensor values."
         ) from error
     finally:
         log.setLevel(level)
@@ -384,8 +384,8 @@ def _compare_arrays(name: str, expected: AnyArray, found: AnyArray, scale: float
     if not same.all():
         rows = np.unique(np.argwhere(~same)[:, 0])
         raise ExportError(
-            f"the exported file was not written: for {len(rows)} of {len(same)} random observations '{name}' is not "
-            f"what predict gives, for example {found[rows[0]]!r:.80} instead of {expected[rows[0]]!r:.80}"
+            f"the exported file was not written: for {len(rows)} of {len(same)} random observations '{name}' differs "
+            f"from predict, for example {found[rows[0]]!r:.80} instead of {expected[rows[0]]!r:.80}"
         )
 
 

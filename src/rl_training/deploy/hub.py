@@ -58,7 +58,7 @@ The files are safetensors and JSON: loading them runs no code.
 def require_hub() -> None:
     """Raise an error before any work if huggingface_hub is not installed."""
     if find_spec("huggingface_hub") is None:
-        raise MissingExtraError("the Hugging Face hub", "hub")
+        raise MissingExtraError("the Hugging Face Hub", "hub")
 
 
 def model_card(
@@ -114,7 +114,7 @@ def download(repo_id: str, directory: Path, revision: str | None = None) -> Path
     from huggingface_hub import snapshot_download
 
     if os.path.lexists(directory):
-        raise CheckpointError(f"{directory} exists already; it is left alone")
+        raise CheckpointError(f"{directory} exists already and is not overwritten; choose another directory")
     with _explained(repo_id):
         cached = Path(snapshot_download(repo_id, revision=revision, allow_patterns=list(WANTED)))
     files = [file for file in sorted(cached.iterdir()) if is_checkpoint_file(file.name) and file.is_file()]

@@ -35,7 +35,9 @@ def recorder(experiment: Experiment, directory: Path, prefix: str, num_episodes:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # otherwise pygame warns about a missing display
     env = experiment.make_single_env("rgb_array")
     if env.render_mode != "rgb_array":
-        raise EnvError(f"{env} cannot be filmed: its render modes are {env.metadata.get('render_modes')}")
+        raise EnvError(
+            f"{env} cannot be recorded: it needs the render mode rgb_array, its render modes are {env.metadata.get('render_modes')}"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about overwriting earlier videos, which have another prefix
@@ -61,7 +63,7 @@ class VideoCallback(Callback):
     deterministic: bool = True
     stop: Callable[[], bool] | None = None
     """Whether to stop recording; the video is recorded again after a resume."""
-    outage: Outage = field(default_factory=lambda: Outage("a film"), init=False)
+    outage: Outage = field(default_factory=lambda: Outage("a video"), init=False)
 
     def on_start(self, run: RunView) -> None:
         """See `Callback.on_start`."""
@@ -74,7 +76,7 @@ class VideoCallback(Callback):
         try:
             self._film(run)
         except OSError as error:
-            self.outage.began(error.strerror or error, "this film is missing")
+            self.outage.began(error.strerror or error, "this video is missing")
         else:
             self.outage.ended("earlier ones are missing")
 

@@ -72,7 +72,7 @@ def locate(path: str | Path) -> Path:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f" Did you mean '{PREFIX}{near[0]}'?" if near else ""
         raise CheckpointError(
-            f"the package ships no agent '{PREFIX}{name}'.{hint} `rl-training zoo agents` shows those that there are; "
-            f"for others train one: `rl-training train <algo> <environment>`"
+            f"the package ships no agent '{PREFIX}{name}'.{hint} List the agents with `rl-training zoo agents`, "
+            "or train one: `rl-training train <algo> <environment>`"
         )
     return known[name].path

@@ -156,7 +156,7 @@ class Experiment:
         if problem is None:
             self.eval_state = snapshot
         else:
-            self.eval_obstacle = f"in the evaluation environment, {problem}"
+            self.eval_obstacle = f"evaluation environment: {problem}"
 
     def _is_remade(self, env: AnyVectorEnv) -> bool:
         """Whether evaluations recreate the environments: Box2D keeps state between episodes, but is cheap to make."""
@@ -176,7 +176,7 @@ class Experiment:
             collector.reset()
         settings = self.config.algorithm
         if isinstance(settings, OffPolicyConfig) and not settings.checkpoint_replay:
-            return LEARNER_ONLY, "checkpoint_replay is off: a resumed run has to fill its replay anew"
+            return LEARNER_ONLY, "checkpoint_replay is off: a resumed run starts with an empty replay buffer"
         snapshot = collector.env.take_snapshot()
         if isinstance(snapshot, str):
             return EPISODE_BOUNDARY, snapshot
@@ -242,10 +242,10 @@ class Experiment:
             return make_env(config.env_id, kwargs, wrappers, render_mode, masks, config.atari)
         given = copy_env(chosen)
         if isinstance(given, VectorEnv):
-            raise EnvError("a vector environment cannot be rendered; give a single one with eval_env=...")
+            raise EnvError("a vector environment cannot be rendered; pass a single environment as eval_env=...")
         env = given() if callable(given) else given
         if isinstance(env, str) or env.render_mode != render_mode:
-            raise EnvError(f"make the environment with render_mode='{render_mode}' to render it")
+            raise EnvError(f"to render it, create the environment with render_mode='{render_mode}'")
         return wrap_env(env, self.config.wrappers, self.config.action_masks)
 
 
@@ -370,9 +370,9 @@ def _restoring_problem(env: Environments, snapshot: Any) -> str | None:
     except Exception as error:  # raised by the environment's own set_state: must not end the run
         return f"restoring a snapshot raised {type(error).__name__}: {error}"
     if not same_state(snapshot, back):
-        return "a checkpoint would not hold the state as it is"
+        return "the state changes when it is saved to a checkpoint and loaded"
     if not same_state(snapshot, again):
-        return again if isinstance(again, str) else "the state is another one after it was taken and restored"
+        return again if isinstance(again, str) else "the state differs after a snapshot was restored"
     return None
 
 
@@ -407,15 +407,15 @@ def _fit(config: TrainConfig, env: EnvLike | None) -> TrainConfig:
     """Adapt the config to the given environment object; settings that cannot apply to it are refused."""
     if env is None and "*" in config.env_id:  # a preset for a family of environments
         one = "a game with --env-id ALE/Pong-v5" if config.env_id.startswith("ALE/") else "one with --env-id"
-        raise ConfigError(f"env_id: '{config.env_id}' stands for many environments: name {one} (in Python, env_id=...)")
-    if isinstance(env, VectorEnv) and config.wrappers:
         raise ConfigError(
-            "wrappers: a vector environment was given, and wrappers are for single ones; wrap it yourself"
+            f"env_id: '{config.env_id}' is a pattern for many environments; choose {one} (in Python: env_id=...)"
         )
+    if isinstance(env, VectorEnv) and config.wrappers:
+        raise ConfigError("wrappers: cannot be applied to a vector environment; wrap it before you pass it")
     if env is not None and is_atari(config.env_id, config.env_kwargs):  # ready-made: apply no Atari defaults
         config = config.derived(vectorization="sync")
     if env is not None and not isinstance(env, VectorEnv) and config.vectorization == "native":
-        raise ConfigError("vectorization: native needs an environment id or a ready vector environment")
+        raise ConfigError("vectorization: native needs an environment id or a vector environment object")
     if isinstance(env, (gym.Env, VectorEnv)):
         return config.derived(num_envs=env.num_envs if isinstance(env, VectorEnv) else 1)
     return config
@@ -473,7 +473,9 @@ def _off_policy(
         buffer = ReplayBuffer(spec, settings.buffer_size, collector.env.num_envs)
     except MemoryError as error:
         size = settings.buffer_size
-        raise ConfigError(f"buffer_size: there is no memory for a replay of {size} transitions: {error}") from error
+        raise ConfigError(
+            f"buffer_size: not enough memory for a replay buffer of {size} transitions: {error}"
+        ) from error
     _warn_if_large(buffer)
     online = sampler_over(buffer, "sampler")
     sampler: Sampler = online
@@ -498,8 +500,8 @@ def _warn_if_large(buffer: ReplayBuffer) -> None:
         return
     if buffer.num_bytes > memory:
         warnings.warn(
-            f"a full replay of {buffer.num_rows * buffer.num_envs} transitions takes {buffer.num_bytes / 1e9:.1f} GB, "
-            f"and this machine has {memory / 1e9:.1f} GB: choose a smaller buffer_size",
+            f"a full replay buffer of {buffer.num_rows * buffer.num_envs} transitions takes "
+            f"{buffer.num_bytes / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB; use a smaller buffer_size",
             stacklevel=2,
         )
 

@@ -78,7 +78,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], config: dict[str, Any], m
     """Write a checkpoint directory; an existing one is replaced only when the new one is complete."""
     path = Path(path)
     if path.exists() and not _replaceable(path):
-        raise CheckpointError(f"{path} exists and is not a checkpoint; it is left alone")
+        raise CheckpointError(f"{path} exists and is not a checkpoint, so it is not overwritten; choose another path")
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def _load(path: Path, learner_only: bool) -> Checkpoint:
         raise CheckpointError(f"{path / MANIFEST}: is damaged: it lists no files")
     segments = {name for name in listed if _SEGMENT_NAME.fullmatch(name)}
     if unknown := sorted(listed.keys() - set(_CONTENT) - segments):
-        raise CheckpointError(f"{path / MANIFEST}: is damaged: it lists files that do not belong: {unknown!r:.80}")
+        raise CheckpointError(f"{path / MANIFEST}: is damaged: it lists files that no checkpoint has: {unknown!r:.80}")
     for name in _CONTENT:
         _verify(path / name, listed.get(name))
     refuse_links([path / name for name in sorted(segments)], within=path)
@@ -195,8 +195,8 @@ def _verify_shared(segments: list[Segment]) -> None:
         segment.unverified = 0
         if damage is not None:
             warnings.warn(
-                f"{segment.file}: is damaged: {damage}. It is written anew from memory; earlier checkpoints that share "
-                "it cannot be resumed with their replay",
+                f"{segment.file}: is damaged: {damage}. It is written again from memory; earlier checkpoints that "
+                "share it cannot restore their replay buffer",
                 stacklevel=4,
             )
             segment.file = None
@@ -230,7 +230,9 @@ def _check_format(manifest: dict[str, Any], path: Path) -> None:
     if type(version) is not int or version < 1:
         raise CheckpointError(f"{path / MANIFEST}: is damaged: it states no format version")
     if version > FORMAT_VERSION and package == __version__:  # corruption: this version writes no such format
-        raise CheckpointError(f"{path / MANIFEST}: is damaged: rl_training {package} has no format {version!r:.20}")
+        raise CheckpointError(
+            f"{path / MANIFEST}: is damaged: rl_training {package} does not write format {version!r:.20}"
+        )
     if version > FORMAT_VERSION:
         raise NewerFormatError(
             f"{path} was written by rl_training {package} in format {version!r:.20}; this version "
@@ -290,8 +292,8 @@ def find_checkpoint(path: str | Path, *, learner_only: bool = False) -> Checkpoi
             )
         return checkpoint
     if errors:
-        raise CheckpointError(f"{path} has no good checkpoint: {'; '.join(errors)}")
-    raise CheckpointError(f"{path} is neither a checkpoint nor a run directory with one")
+        raise CheckpointError(f"{path} has no valid checkpoint: {'; '.join(errors)}")
+    raise CheckpointError(f"{path} is neither a checkpoint nor a run directory that contains one")
 
 
 def _split(value: Any, name: str, tensors: dict[str, Tensor], segments: dict[str, Segment]) -> Any:
@@ -321,14 +323,14 @@ def _join(value: Any, tensors: dict[str, Tensor], segments: dict[str, Segment], 
     if isinstance(value, dict):
         if set(value) == {_SEGMENT}:
             if not isinstance(value[_SEGMENT], str) or value[_SEGMENT] not in segments:
-                raise CheckpointError(f"{where}: names a segment that is not there: {value[_SEGMENT]!r:.80}")
+                raise CheckpointError(f"{where}: refers to a missing segment: {value[_SEGMENT]!r:.80}")
             return segments[value[_SEGMENT]]
         for kind in (_TENSOR, _ARRAY):
             if set(value) == {kind}:
                 name = value[kind]
                 tensor = tensors.get(name) if isinstance(name, str) else None
                 if tensor is None:
-                    raise CheckpointError(f"{where}: names a tensor that is not there: {name!r:.80}")
+                    raise CheckpointError(f"{where}: refers to a missing tensor: {name!r:.80}")
                 return tensor if kind == _TENSOR else _as_array(tensor, where)
         return {key: _join(item, tensors, segments, where) for key, item in value.items()}
     if isinstance(value, list):
@@ -361,7 +363,7 @@ def _digest(path: Path) -> str:
 
 def _verify(path: Path, entry: Any) -> None:
     if not isinstance(entry, dict):
-        raise CheckpointError(f"{path}: the manifest does not list it")
+        raise CheckpointError(f"{path}: is not listed in the manifest")
     require_file(path)
     if path.stat().st_size != entry.get("size"):
         raise CheckpointError(f"{path}: is damaged: {path.stat().st_size} bytes instead of {entry.get('size')!r:.40}")
@@ -476,7 +478,7 @@ class CheckpointCallback(Callback):
         try:
             save()
         except CheckpointError as error:
-            warnings.warn(f"training goes on without this checkpoint: {error}", stacklevel=2)
+            warnings.warn(f"training continues without this checkpoint: {error}", stacklevel=2)
 
     def _save_step(self, run: RunView) -> None:
         began = time.perf_counter()

@@ -34,10 +34,10 @@ class TrainConfig:
         0.99
     """
 
-    algo: str = setting(help="Algorithm, by its lower-case name.")
+    algo: str = setting(help="Algorithm, in lower case: ppo, sac, dqn, ...")
     env_id: str = setting(help="Gymnasium environment id; empty for learning from recorded data without one.")
-    seed: int = setting(0, "Seed of every random stream of the run.", ge=0)
-    total_timesteps: int = setting(100_000, "Environment steps to train for, over all environments.", ge=1)
+    seed: int = setting(0, "Seed of all random streams of the run.", ge=0)
+    total_timesteps: int = setting(100_000, "Environment steps to train for, counted over all environments.", ge=1)
     dataset: str | None = setting(
         None,
         "Recorded data: a file (.npz, .hdf5, .parquet), a saved replay, or minari:<id>. With total_updates the run "
@@ -47,11 +47,11 @@ class TrainConfig:
     total_updates: int = setting(
         0, "Gradient steps of the offline phase; 0 for algorithms that learn online.", ge=0, added_later=True
     )
-    online: bool = setting(False, "Go on online after an offline phase; set by `resume --online`.", added_later=True)
+    online: bool = setting(False, "Continue online after an offline phase; set by `resume --online`.", added_later=True)
     data: DataConfig = setting(factory=DataConfig, help="Processing of recorded data.", added_later=True)
-    num_envs: int = setting(None, "Environments stepped together; by default what suits the algorithm.", ge=1)
-    output_dir: Path = setting(Path("runs"), "Directory in which the run directory is made.")
-    device: str = setting("auto", "Torch device: auto (a GPU if there is one), cpu, cuda, cuda:1, mps.")
+    num_envs: int = setting(None, "Number of parallel environments; the default depends on the algorithm.", ge=1)
+    output_dir: Path = setting(Path("runs"), "Directory in which the run directory is created.")
+    device: str = setting("auto", "Torch device: auto (a GPU if available), cpu, cuda, cuda:1, mps.")
     num_threads: int | None = setting(
         None,
         "Threads torch may use inside one operation; by default one, the fastest for small networks, or for large ones "
@@ -61,50 +61,54 @@ class TrainConfig:
 
     accelerate: Mode = setting(
         "auto",
-        "How updates and acting are made fast: auto, off (plain torch, to step through in a debugger), recorded (never "
-        "calls a compiler), compiled (compiles at once, and waits for it).",
+        "Acceleration of updates and acting: auto, off (plain torch, for debugging), recorded (never compiles), "
+        "compiled (compiles at the start and waits for it).",
         added_later=True,
     )
-    init_from: Path | None = setting(None, "Checkpoint or run whose weights (and normalisation) a new run starts from.")
+    init_from: Path | None = setting(
+        None, "Checkpoint or run directory whose weights and normalisation statistics the new run starts with."
+    )
 
     env_kwargs: dict[str, Any] = setting(factory=dict, help="Keyword arguments of the environment.")
     wrappers: list[WrapperConfig] = setting(factory=list, help="Registered wrappers, innermost first.")
     vectorization: Vectorization = setting(
         None,
-        "sync (one process), async (a process each), native (the environment's own); by default native for Atari games "
-        "without wrappers, and sync for others.",
+        "sync (one process), async (one process per environment), native (the environment's own vector version); "
+        "by default native for Atari games without wrappers, otherwise sync.",
     )
     atari: AtariConfig = setting(factory=AtariConfig, help="Atari.")
-    env_timeout: float = setting(300.0, "Seconds that an environment's process may take for one step or reset.", gt=0)
-    action_masks: bool = setting(
-        False, "Never take actions that obs['action_mask'] or info['action_mask'] marks as invalid."
+    env_timeout: float = setting(
+        300.0, "Time limit in seconds for one step or reset of an environment worker (vectorization: async).", gt=0
     )
-    normalize_obs: bool = setting(False, "Normalise real-valued observations by running mean and deviation.")
-    normalize_reward: bool = setting(False, "Scale rewards by the running deviation of the discounted return.")
-    normalize_clip: float = setting(10.0, "Normalised observations and rewards are clipped to this.", gt=0)
+    action_masks: bool = setting(False, "Mask invalid actions, using obs['action_mask'] or info['action_mask'].")
+    normalize_obs: bool = setting(False, "Normalise float observations by their running mean and standard deviation.")
+    normalize_reward: bool = setting(
+        False, "Divide rewards by the running standard deviation of the discounted return."
+    )
+    normalize_clip: float = setting(10.0, "Clip range of normalised observations and rewards.", gt=0)
 
-    eval_every: int = setting(25_000, "Environment steps between evaluations; 0 for none.", ge=0)
+    eval_every: int = setting(25_000, "Environment steps between evaluations; 0 to not evaluate.", ge=0)
     eval_episodes: int = setting(10, "Episodes per evaluation during training.", ge=1)
-    eval_deterministic: bool = setting(True, "Evaluate the likeliest action instead of sampling.")
-    eval_epsilon: float = setting(0.0, "Probability of a random action instead, in evaluations.", ge=0, le=1)
+    eval_deterministic: bool = setting(True, "Evaluate with deterministic actions instead of sampled ones.")
+    eval_epsilon: float = setting(0.0, "Probability of a random action in evaluations.", ge=0, le=1)
     checkpoint_every: int = setting(25_000, "Environment steps between checkpoints; 0 for only the last.", ge=0)
-    checkpoint_keep: int = setting(3, "How many of the newest checkpoints are kept.", ge=1)
-    checkpoint_best: bool = setting(True, "Keep the checkpoint with the best evaluation apart, in checkpoints/best.")
-    stop_reward: float | None = setting(None, "End the run when an evaluation's mean return reaches this.")
-    stop_patience: int | None = setting(None, "End the run after so many evaluations without a new best.", ge=1)
-    max_seconds: float | None = setting(None, "End the run after so many seconds of training.", gt=0)
-    video_every: int = setting(0, "Environment steps between recorded episodes; 0 for none.", ge=0)
+    checkpoint_keep: int = setting(3, "Number of newest checkpoints to keep.", ge=1)
+    checkpoint_best: bool = setting(True, "Also keep the checkpoint with the best evaluation, in checkpoints/best.")
+    stop_reward: float | None = setting(None, "Stop when the mean return of an evaluation reaches this value.")
+    stop_patience: int | None = setting(None, "Stop after this many evaluations without a new best mean return.", ge=1)
+    max_seconds: float | None = setting(None, "Stop after this many seconds of training.", gt=0)
+    video_every: int = setting(0, "Environment steps between recorded videos; 0 to not record.", ge=0)
 
-    log_every: int = setting(1_000, "Environment steps between lines of metrics.", ge=1)
+    log_every: int = setting(1_000, "Environment steps between log entries.", ge=1)
     tensorboard: bool = setting(True, "Write TensorBoard files.")
     wandb: bool = setting(False, "Log to Weights & Biases (extra `wandb`).")
     mlflow: bool = setting(
-        False, "Log to MLflow (extra `mlflow`): to MLFLOW_TRACKING_URI, or by default into output_dir/mlflow.db."
+        False, "Log to MLflow (extra `mlflow`): to MLFLOW_TRACKING_URI if set, otherwise to output_dir/mlflow.db."
     )
 
-    loggers: list[LoggerConfig] = setting(factory=list, help="Registered loggers, beside those above.")
+    loggers: list[LoggerConfig] = setting(factory=list, help="Additional loggers, by their registered names.")
 
-    algorithm: AlgorithmConfig = setting(None, "The algorithm's own settings.")
+    algorithm: AlgorithmConfig = setting(None, "Settings of the algorithm.")
 
     def __post_init__(self) -> None:
         """Check and convert every field; fill in defaults that depend on the algorithm."""
@@ -154,10 +158,10 @@ class TrainConfig:
         """Combinations of settings that cannot work."""
         found = [f"wrappers: {text}" for w in self.wrappers if (text := wrapper_problem(w.name))]
         if self.vectorization == "native" and self.wrappers:
-            found.append("vectorization: native environments cannot take wrappers; use sync or async")
+            found.append("vectorization: native environments do not support wrappers; use sync or async")
         if self.eval_every == 0:
             found += [
-                f"{name}: needs evaluations, but eval_every is 0"
+                f"{name}: needs evaluations, but eval_every is 0; set eval_every"
                 for name in ("stop_reward", "stop_patience")
                 if getattr(self, name) is not None
             ]
@@ -177,7 +181,7 @@ class TrainConfig:
             return []
         found = []
         if self.env_id == "" and (self.dataset is None or Regime.OFFLINE not in regimes):
-            found.append("env_id: is empty")
+            found.append("env_id: must not be empty")
         elif self.regime is Regime.OFFLINE:
             if Regime.OFFLINE not in regimes:
                 found.append(f"total_updates: {self.algo} cannot learn from recorded data alone; leave it at 0")
@@ -209,11 +213,13 @@ class TrainConfig:
 
     def _atari_problems(self) -> list[str]:
         default = AtariConfig()
-        said = [f.name for f in dataclasses.fields(default) if getattr(self.atari, f.name) != getattr(default, f.name)]
-        if not said or is_atari(self.env_id, self.env_kwargs):
+        changed = [
+            f.name for f in dataclasses.fields(default) if getattr(self.atari, f.name) != getattr(default, f.name)
+        ]
+        if not changed or is_atari(self.env_id, self.env_kwargs):
             return []
-        other = "with obs_type is played as any environment" if self.env_id.startswith(PREFIX) else "is none"
-        return [f"atari: {', '.join(said)}: these settings are for Atari games (ALE/...), and '{self.env_id}' {other}"]
+        other = "with env_kwargs obs_type does not use them" if self.env_id.startswith(PREFIX) else "is not one"
+        return [f"atari: {', '.join(changed)}: settings of Atari games (ALE/...), but '{self.env_id}' {other}"]
 
     def to_dict(self) -> dict[str, Any]:
         """The config as plain data: every field with its resolved value."""
@@ -338,7 +344,7 @@ def _valid_part(layer: Layer, algo: Any, problems: list[str]) -> dict[str, Any]:
             config_type = get_spec(algo).config
     own = {f.name for f in dataclasses.fields(config_type)} - {f.name for f in dataclasses.fields(TrainConfig)}
     for key in own & data.keys():
-        problems.append(f"{layer.source}: '{key}' is a setting of the algorithm: put it under 'algorithm'")
+        problems.append(f"{layer.source}: '{key}' is a setting of the algorithm; move it to the section 'algorithm'")
         del data[key]
     valid = valid_part(TrainConfig, data, layer.source, problems)
     if algorithm is None or config_type is AlgorithmConfig:
@@ -370,8 +376,8 @@ def module_problems(env_id: str, source: str) -> list[str]:
     if module is None:
         return []
     return [
-        f"{source} > env_id: '{env_id}' would import the module '{module}', and files are not trusted to do that. "
-        "Import it yourself first, name the environment on the command line, or add --trust (Python: trust=True)."
+        f"{source} > env_id: '{env_id}' would import the module '{module}', which files may not do by default. "
+        "Import the module first, pass env_id on the command line, or add --trust (Python: trust=True)."
     ]
 
 
@@ -399,7 +405,7 @@ def path_problems(value: Any, where: str) -> list[str]:
     if not isinstance(value, str) or not _is_path(value):
         return []
     return [
-        f"{where}: '{value}' is a path on this machine, and files are not trusted to name one. Name it on the command "
+        f"{where}: '{value}' is a local path, which files may not set by default. Pass it on the command "
         "line, or add --trust (Python: trust=True)."
     ]
 
@@ -418,7 +424,7 @@ def _is_path(text: str) -> bool:
 def logger_problem(name: str, source: str) -> str:
     """A file may not enable a logger that sends data over the network with the user's account."""
     return (
-        f"{source} > {name}: is true, and files are not trusted to log over the network. Add --{name} or --no-{name} "
+        f"{source} > {name}: files may not enable logging over the network by default. Add --{name} or --no-{name} "
         f"on the command line (Python: {name}=True or False), or --trust (Python: trust=True)."
     )
 

@@ -131,7 +131,7 @@ def refuse_links(paths: Iterable[Path], *, within: Path) -> None:
     home = os.path.realpath(within)
     for path in paths:
         if os.path.islink(path) and os.path.commonpath([home, os.path.realpath(path)]) != home:
-            raise CheckpointError(f"{path}: is a link to outside of {within}, which is not followed")
+            raise CheckpointError(f"{path}: is a link to a path outside of {within}; such links are not followed")
         if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
             raise CheckpointError(f"{path}: is neither a file nor a directory")
 
@@ -212,14 +212,14 @@ class Outage:
         """Report a failure, unless it was reported already and nothing was written since."""
         if not self.active:
             warnings.warn(
-                f"training goes on, but {self.what} could not be written: {reason}; {consequence}", stacklevel=3
+                f"training continues, but {self.what} could not be written: {reason}; {consequence}", stacklevel=3
             )
         self.active = True
 
     def ended(self, note: str = "nothing is missing") -> None:
         """Report that writing works again, if it did not."""
         if self.active:
-            warnings.warn(f"{self.what} is written again; {note}", stacklevel=3)
+            warnings.warn(f"{self.what} can be written again; {note}", stacklevel=3)
         self.active = False
 
 
@@ -264,7 +264,7 @@ class Appender:
                 self._append(self._waiting[0])
                 self._waiting.popleft()
         except OSError as error:
-            self._outage.began(error.strerror, "new entries are kept in memory until there is room")
+            self._outage.began(error.strerror, "new entries are kept in memory until there is disk space")
         else:
             self._outage.ended(f"{self._lost} entries are missing" if self._lost else "nothing is missing")
             self._lost = 0

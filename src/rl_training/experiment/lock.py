@@ -30,7 +30,9 @@ def run_lock(run_dir: Path) -> Iterator[None]:
 
     path = (run_dir / LOCK).resolve()
     if path in _held:  # before opening: closing any handle of the file would release the lock
-        raise CheckpointError(f"{run_dir} is being trained by this process; two cannot train one run")
+        raise CheckpointError(
+            f"{run_dir} is already being trained by this process; a run can be trained only once at a time"
+        )
     try:
         refuse_links([run_dir / LOCK], within=run_dir)
         opened = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below
@@ -42,7 +44,9 @@ def run_lock(run_dir: Path) -> Iterator[None]:
         except OSError as error:
             file.seek(0)
             owner = file.read(200).strip() or "another process"
-            raise CheckpointError(f"{run_dir} is being trained by {owner}; two cannot train one run") from error
+            raise CheckpointError(
+                f"{run_dir} is being trained by {owner}; a run can be trained by one process at a time"
+            ) from error
         _held.add(path)
         try:
             file.truncate(0)

@@ -35,7 +35,7 @@ def _named(settings: Any) -> Iterator[tuple[Registry[Any], str]]:
 def require_plugins(about: Mapping[str, Any], where: str) -> None:
     """Raise an error that says what to install if plug-ins are missing; imports nothing that the files name."""
     problems = [
-        f"{where}: {origin} is not there. {_remedy(origin)}"
+        f"{where}: needs {origin}, which is not registered. {_remedy(origin)}"
         for origin in _origins(about)
         if origin.kind in REGISTRIES and origin.name not in REGISTRIES[origin.kind].names()
     ]

@@ -82,7 +82,7 @@ def presets() -> dict[str, Preset]:
     found = _read_tree(Path(str(resources.files("rl_training"))) / "zoo" / "presets")
     for source, own, problem in plugin_presets():
         if problem is not None:
-            warnings.warn(f"the presets of {source} are left out: {problem}", stacklevel=2)
+            warnings.warn(f"the presets of {source} are ignored: {problem}", stacklevel=2)
         found |= own
     return found
 
@@ -99,7 +99,7 @@ def plugin_presets() -> Iterator[tuple[str, dict[str, Preset], str | None]]:
                 yield source, {}, f"{type(error).__name__}: {error}"
                 continue
             taken = sorted(known & own.keys())
-            problem = f"there are others with these names already: {', '.join(taken)}" if taken else None
+            problem = f"these names are already in use: {', '.join(taken)}" if taken else None
             yield source, {} if taken else own, problem
             known |= own.keys()
 
@@ -157,7 +157,7 @@ def get_preset(name: str) -> Preset:
     if name not in known:
         near = difflib.get_close_matches(name.lower(), known, n=1)
         hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise ConfigError(f"there is no preset '{name}'.{hint} `rl-training zoo list` shows all")
+        raise ConfigError(f"there is no preset '{name}'.{hint} List all presets with `rl-training zoo list`")
     return known[name]
 
 

@@ -34,6 +34,6 @@ def read_replay(path: Path, spec: EnvSpec, capacity: int | None = None, num_envs
         buffer = ReplayBuffer(spec, capacity, num_envs)
         buffer.load_state_dict(state)
     except (CheckpointError, KeyError, TypeError, ValueError, AttributeError, MemoryError) as error:
-        raise CheckpointError(f"{path}: is no replay for this environment: {error}") from error
+        raise CheckpointError(f"{path}: this replay buffer does not fit the environment: {error}") from error
     buffer.close_episodes()
     return buffer

@@ -60,7 +60,7 @@ def load_experiment(
         except RLTrainingError:
             raise error from None
         experiment.damage = str(error)
-        warnings.warn(f"{error}. The weights are intact: the agent can act, but not learn", stacklevel=3)
+        warnings.warn(f"{error}. The weights are intact: the agent can act, but cannot continue training", stacklevel=3)
         return experiment, checkpoint
 
 
@@ -125,7 +125,7 @@ def restore(
 
 def _completed(experiment: Experiment, state: dict[str, Any]) -> dict[str, Any]:
     """Complete a weights-only checkpoint as for a new run: new optimizer and random generators, no replay."""
-    check_keys("an agent without its training", ("algorithm", "collector", "progress"), state)
+    check_keys("a weights-only checkpoint", ("algorithm", "collector", "progress"), state)
     _start_from(experiment, state)
     new = experiment.trainer.state_dict()
     replay = {"sampler": None} if "sampler" in new else {}
@@ -146,7 +146,7 @@ def _check_observation(obs: ArrayObservation | None, experiment: Experiment) -> 
         pairs = [(space, obs)]
     for part, array in pairs:
         if array.dtype.kind not in "biuf" or array.shape != (num_envs, *(part.shape or ())):
-            raise CheckpointError(f"the last observation is not one of {num_envs} times {part}")
+            raise CheckpointError(f"the last observation is not a batch of {num_envs} observations of {part}")
 
 
 def initialize(experiment: Experiment, path: Path) -> None:
@@ -160,7 +160,7 @@ def _start_from(experiment: Experiment, state: dict[str, Any]) -> None:
     collector = experiment.trainer.collector
     trained = state["collector"].get("obs_normalizer")
     if (trained is None) != (collector.obs_normalizer is None):
-        raise ConfigError("its weights and this run must agree in normalize_obs")
+        raise ConfigError("normalize_obs must be the same as in this checkpoint")
     experiment.trainer.algorithm.start_from(state["algorithm"]["policy"])
     for name in ("obs_normalizer", "reward_normalizer"):
         part, saved = getattr(collector, name), state["collector"].get(name)
@@ -188,8 +188,8 @@ def require_environment(checkpoint: Checkpoint, env: EnvLike | None) -> None:
     about = checkpoint.metadata.get("environment")
     if env is None and isinstance(about, Mapping) and about.get("source") == "object":
         raise ConfigError(
-            f"{checkpoint.path}: this agent was trained on an environment made in Python ({about.get('description')}), "
-            "not on a registered id, so it cannot be made again from files. Use it from Python and give the "
+            f"{checkpoint.path}: this agent was trained on an environment object ({about.get('description')}), "
+            "not on a registered id, so the environment cannot be recreated from files. In Python, pass the "
             "environment: load(path, env=...) or resume(path, env=...)."
         )
 
@@ -207,7 +207,10 @@ def refuse_changes(checkpoint: Checkpoint, config: TrainConfig) -> None:
     if problems:
         allowed = ", ".join(sorted(MAY_CHANGE - {"init_from", "output_dir"}))
         raise ConfigError(
-            [*problems, f"A resumed run may change: {allowed}. For anything else start a new run with init_from."]
+            [
+                *problems,
+                f"A resumed run may change: {allowed}. To change other settings, start a new run with init_from.",
+            ]
         )
 
 
@@ -224,8 +227,8 @@ def refuse_edits(config: TrainConfig, where: Path, history: Any, given: Collecti
         began = [start[name] for start in map(_settings_of, starts[-2:]) if name in start]
         if began and values[name] not in began:
             problems.append(
-                f"{where} > {name}: is {values[name]!r}, but the run was started with {began[-1]!r}. Set it back, and "
-                f"give the new value to resume: --{name.replace('_', '-')} (in Python, {name}=...)"
+                f"{where} > {name}: is {values[name]!r}, but the run was started with {began[-1]!r}. Restore the old "
+                f"value, and pass the new one to resume: --{name.replace('_', '-')} (in Python, {name}=...)"
             )
     if problems:
         raise ConfigError(problems)

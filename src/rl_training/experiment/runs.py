@@ -53,7 +53,7 @@ def make_run_dir(cfg: TrainConfig) -> Path:
                 continue
             return path
     except (OSError, ValueError) as error:  # ValueError: a null byte
-        raise ConfigError(f"output_dir: '{cfg.output_dir}' cannot be written to: {error}") from error
+        raise ConfigError(f"output_dir: '{cfg.output_dir}' is not writable: {error}") from error
     raise ConfigError(f"output_dir: '{cfg.output_dir}' has too many runs named {name}")
 
 
@@ -69,12 +69,12 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             refuse_links(self._places(), within=self.path)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"run_dir: '{self.path}' cannot be written to: {error}") from error
+            raise ConfigError(f"run_dir: '{self.path}' is not writable: {error}") from error
         newest = max(steps_of(self.path), default=0)
         if newest > env_steps:
             raise ConfigError(
                 f"run_dir: '{self.path}' holds a run of {newest} steps, and this agent has {env_steps}. Continue that "
-                "one with resume(run_dir), or give a new directory."
+                "run with resume(run_dir), or pass a new directory."
             )
 
     def _places(self) -> Iterator[Path]:
@@ -113,7 +113,7 @@ class RunDirectory:
         if len(kept) < len(evaluations):
             write_json(self.path / EVALUATIONS, kept)
         for path in put_damaged_aside(self.path, env_steps):
-            warnings.warn(f"a damaged checkpoint was put aside as {path}", stacklevel=2)
+            warnings.warn(f"a damaged checkpoint was renamed to {path}", stacklevel=2)
 
     def begin(
         self,
@@ -232,7 +232,7 @@ class EvaluationLog(Callback):
             if self.waiting:
                 self.run_dir.add_evaluations(self.waiting)
         except UnwritableError as error:
-            self.outage.began(error, "evaluations are kept in memory until there is room")
+            self.outage.began(error, "evaluations are kept in memory until there is disk space")
         else:
             self.waiting.clear()
             self.outage.ended()

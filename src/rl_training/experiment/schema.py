@@ -224,7 +224,7 @@ def plain(value: Any, where: str, problems: list[str]) -> Any:
             if not isinstance(key, str):
                 problems.append(f"{where}: keys must be strings, got {_shown(key)}")
         return {str(key): plain(item, f"{where} > {key}", problems) for key, item in value.items()}
-    problems.append(f"{where}: only plain data can be written to a config file, got {_shown(value)}")
+    problems.append(f"{where}: must be plain data (numbers, strings, lists, mappings), got {_shown(value)}")
     return INVALID
 
 

@@ -41,7 +41,7 @@ class _Loader(yaml.SafeLoader):
         """Refuse aliases and deep nesting, which a small file can use to exhaust memory or the stack."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
-            reason = f"'*{event.anchor}' is an alias, and aliases are not accepted: write the value out"
+            reason = f"'*{event.anchor}' is an alias; aliases are not supported, repeat the value instead"
             raise yaml.composer.ComposerError(None, None, reason, event.start_mark)  # type: ignore[arg-type]
         if self.depth > MAX_DEPTH:
             raise yaml.composer.ComposerError(None, None, f"nested more than {MAX_DEPTH} deep", event.start_mark)

@@ -11,17 +11,17 @@ from rl_training.reports.statistics import CONFIDENCE, Estimate, aggregate
 from rl_training.zoo.manifest import Manifest, TaskResult
 
 TASKS_NOTE = (
-    "From the manifest: new episodes after training, of the policy that the suite judges (the final one, or the best "
-    f"on the way). IQM is the interquartile mean over seeds with its {CONFIDENCE:.0%} bootstrap interval, of up to "
-    "three seeds their mean. Normalised, 0 is a random policy and 1 the suite's reference for the environment."
+    "From the manifest: evaluation episodes after training, of the policy that the suite scores (the final or the best "
+    f"one). IQM is the interquartile mean over seeds with its {CONFIDENCE:.0%} bootstrap interval; for up to "
+    "three seeds it is the mean. Normalised scores: 0 is a random policy, 1 the suite's reference for the environment."
 )
 OVERALL_NOTE = (
-    "Normalised scores over all environments. Each algorithm has the steps of its preset, so this compares presets, "
-    "not algorithms at equal cost. The interval is of a bootstrap that draws runs within each environment."
+    "Normalised scores over all environments. Each algorithm is trained for the steps of its preset, so this compares presets, "
+    "not algorithms at equal cost. The interval is a stratified bootstrap over the runs of each environment."
 )
 BETTER_NOTE = (
-    "How likely a run of the algorithm in the row does better than one of the algorithm in the column, on the "
-    f"environments that both were trained on; in bold where the {CONFIDENCE:.0%} interval leaves out one half."
+    "Probability that a run of the algorithm in the row is better than one of the algorithm in the column, on the "
+    f"environments that both were trained on; in bold where the {CONFIDENCE:.0%} interval excludes one half."
 )
 
 

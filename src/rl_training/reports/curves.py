@@ -30,7 +30,7 @@ _BOOKKEEPING = (MAY_CHANGE | {"seed"}) - {"total_timesteps", "init_from", "eval_
 def require_plot() -> None:
     """Raise an error before any work if the plotting packages are not installed."""
     if any(find_spec(module) is None for module in ("matplotlib", "scipy", "plotly", "pyarrow")):
-        raise MissingExtraError("drawing curves", "plot")
+        raise MissingExtraError("plotting curves", "plot")
 
 
 def label_runs(runs: Sequence[RunRecord]) -> list[str]:
@@ -124,7 +124,7 @@ def make_panels(
         if curves:
             panels.append(Panel(environment, name, tuple(curves)))
     if not panels:
-        raise ConfigError(["there is nothing to draw yet", *problems])
+        raise ConfigError(["there is nothing to plot yet", *problems])
     return panels, problems
 
 
@@ -135,13 +135,13 @@ def _default_metric(runs: Sequence[RunRecord]) -> str:
 
 def _left_out(run: RunRecord, metric: str) -> str:
     if not run.series.keys() & {EVALUATION, ROLLOUT}:
-        return f"{run.name}: has neither an evaluation nor a finished episode yet, and no {metric}; it is left out"
-    return f"{run.name}: has no {metric} and is left out"
+        return f"{run.name}: has neither an evaluation nor a finished episode yet, and no {metric}; ignored"
+    return f"{run.name}: has no metric {metric}; ignored"
 
 
 def _unknown_metric(metric: str, runs: Sequence[RunRecord]) -> str:
     names = sorted({name for run in runs for name in run.series} - {"time/unix"})
-    return f"no run has the metric '{metric}'. There are: {', '.join(names) or 'none yet'}"
+    return f"no run has the metric '{metric}'. Available: {', '.join(names) or 'none yet'}"
 
 
 def _one_per_seed(runs: Sequence[RunRecord], problems: list[str]) -> list[RunRecord]:
@@ -150,7 +150,7 @@ def _one_per_seed(runs: Sequence[RunRecord], problems: list[str]) -> list[RunRec
     kept = {repr(run.seed): run for run in ordered}
     counts = Counter(repr(run.seed) for run in runs)
     problems += [
-        f"{run.name}: repeats seed {run.seed} of {kept[repr(run.seed)].name} with the same settings and is left out"
+        f"{run.name}: repeats seed {run.seed} of {kept[repr(run.seed)].name} with the same settings; ignored"
         for run in ordered
         if counts[repr(run.seed)] > 1 and kept[repr(run.seed)] is not run
     ]
@@ -164,7 +164,7 @@ def _ends(curve: Curve) -> list[str]:
         return []
     return [
         f"{curve.label} on {curve.runs[0].environment}: not all of its {number} seeds reach step "
-        f"{curve.steps[-1]:,.0f}; where some are missing the curve is dashed, and the average of the others"
+        f"{curve.steps[-1]:,.0f}; where some are missing, the curve is dashed and averages the others"
     ]
 
 

@@ -74,7 +74,7 @@ def facts(entries: Mapping[str, Content]) -> Html:
     return element("div", element("table", element("tbody", rows), class_="facts"), class_="scroll")
 
 
-def film(data: bytes, caption: str) -> Html:
+def video_element(data: bytes, caption: str) -> Html:
     """An inline mp4 video."""
     source = "data:video/mp4;base64," + base64.b64encode(data).decode("ascii")
     video = element("video", src=source, controls="", loop="", muted="", playsinline="")

@@ -35,7 +35,9 @@ def outputs(path: Path) -> list[Path]:
     if path.suffix in SUFFIXES:
         return [path]
     if path.suffix[1:].isalpha():
-        raise ConfigError(f"output: '{path}' should end in {', '.join(SUFFIXES)}, or in nothing for .png and .html")
+        raise ConfigError(
+            f"output: '{path}' must end in {', '.join(SUFFIXES)}, or have no suffix for both .png and .html"
+        )
     return [path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.html")]
 
 
@@ -178,12 +180,12 @@ def panel_charts(page: Page, panels: Sequence[Panel]) -> Html:
 
 
 STEPS = {"title": {"text": "environment steps", "standoff": 6}, "hoverformat": ",.0f"}
-SHARE = {"title": {"text": "share of the training", "standoff": 6}, "hoverformat": ".0%", "tickformat": ".0%"}
+SHARE = {"title": {"text": "fraction of training", "standoff": 6}, "hoverformat": ".0%", "tickformat": ".0%"}
 
 
 def x_title(panel: Panel) -> str:
     """The title of the x axis."""
-    return "environment steps" if panel.in_steps else "share of the training"
+    return "environment steps" if panel.in_steps else "fraction of training"
 
 
 def _band_traces(curve: Curve, color: str) -> list[dict[str, Any]]:

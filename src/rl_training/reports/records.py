@@ -108,11 +108,11 @@ class RunRecord:
         total = self.total_timesteps
         reached = f"{self.env_steps:,}" + (f" of {total:,}" if total else "") + " steps"
         notes = {
-            "running": f"is still running: shown as far as it is ({reached})",
-            "interrupted": f"was killed: shown as far as it came ({reached})",
-            "stopped": f"was stopped: shown as far as it came ({reached})",
-            "failed": f"failed: shown as far as it came ({reached})",
-            "unknown": f"does not say how it ended: shown as far as it came ({reached})",
+            "running": f"is still running: shown up to now ({reached})",
+            "interrupted": f"was killed: shown up to its end ({reached})",
+            "stopped": f"was stopped: shown up to its end ({reached})",
+            "failed": f"failed: shown up to its end ({reached})",
+            "unknown": f"has no recorded status: shown up to its end ({reached})",
         }
         return notes.get(self.status)
 
@@ -120,11 +120,11 @@ class RunRecord:
 def find_run_dirs(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """All run directories among and below the paths, in order, without duplicates; and notes on paths without runs."""
     if not paths:
-        raise ConfigError("name run directories, or directories that contain runs, such as `runs`")
+        raise ConfigError("paths: missing; pass run directories, or directories that contain runs, such as `runs`")
     missing = [f"'{path}' does not exist" for path in paths if not os.path.lexists(path)]
     missing += [f"'{path}' is not a directory" for path in paths if os.path.lexists(path) and not os.path.isdir(path)]
     if missing:
-        raise ConfigError([*missing, "Name run directories, or directories that contain runs."])
+        raise ConfigError([*missing, "Pass run directories, or directories that contain runs."])
     found: dict[str, Path] = {}
     empty: list[str] = []
     for path in paths:
@@ -134,8 +134,8 @@ def find_run_dirs(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     if not found:
         where = ", ".join(f"'{path}'" for path in paths)
         raise ConfigError(
-            f"there are no runs in {where} (searched {SEARCH_DEPTH} levels deep). A run is a directory with a "
-            f"{CONFIG}, as `rl-training train` writes it below --output-dir (by default ./runs)"
+            f"there are no runs in {where} (searched {SEARCH_DEPTH} levels deep). A run directory contains a "
+            f"{CONFIG}; `rl-training train` creates it in --output-dir (by default ./runs)"
         )
     return list(found.values()), empty
 
@@ -170,7 +170,7 @@ def read_runs(paths: Iterable[Path]) -> tuple[list[RunRecord], list[str]]:
         try:
             record = read_run(path)
         except RLTrainingError as error:
-            problems.append(f"{name_of(path)}: is damaged and left out: {error}")
+            problems.append(f"{name_of(path)}: is damaged and ignored: {error}")
             continue
         records.append(record)
         problems += [f"{record.name}: {text}" for text in [*record.problems, record.note] if text]
@@ -183,7 +183,7 @@ def read_run(path: Path) -> RunRecord:
     directory.require()
     config = _whole(read_yaml(path / CONFIG))
     if not all(isinstance(config.get(key), str) for key in ("algo", "env_id")):
-        raise CheckpointError(f"{path / CONFIG}: does not name an algorithm and an environment")
+        raise CheckpointError(f"{path / CONFIG}: 'algo' and 'env_id' are required")
     problems: list[str] = []
     record = RunRecord(path, config, {}, "unknown", 0, {}, [], problems)
     try:
@@ -221,7 +221,7 @@ def _metric_series(path: Path, problems: list[str]) -> dict[str, Series]:
     entries = list(read_metrics(path))
     damaged = _line_count(path) - len(entries)
     if damaged:
-        problems.append(f"{damaged} lines of {path.name} are damaged and passed over")
+        problems.append(f"{damaged} lines of {path.name} are damaged and skipped")
     points: dict[str, list[tuple[int, float]]] = {}
     for entry in entries:
         for name, value in entry.items():

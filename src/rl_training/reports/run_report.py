@@ -16,8 +16,20 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import read_mapping, read_text, refuse_links
 from rl_training.experiment.runs import COMMAND
 from rl_training.experiment.yaml_io import dump_yaml
-from rl_training.reports.films import Film, film_of_run
-from rl_training.reports.page import COLORS, Content, Html, Page, element, facts, film, fold, join, section, table
+from rl_training.reports.videos import Video, video_of_run
+from rl_training.reports.page import (
+    COLORS,
+    Content,
+    Html,
+    Page,
+    element,
+    facts,
+    video_element,
+    fold,
+    join,
+    section,
+    table,
+)
 from rl_training.reports.plotting import STEPS, plain_numbers, series_trace
 from rl_training.reports.records import EVALUATION, ROLLOUT, RunRecord, Series, leaves, numbers, read_run, shown
 
@@ -44,21 +56,21 @@ def run_report(path: Path, *, video: bool, trust: bool) -> tuple[Page, list[str]
     With `video`, an episode is recorded if the run has no video yet; `trust` allows its config to import a module.
     """
     run = read_run(path)
-    found, said = film_of_run(run, record=video, trust=trust)
+    found, said = video_of_run(run, record=video, trust=trust)
     return run_page(run, found, said), [*run.problems, *said]
 
 
-def run_page(run: RunRecord, shot: Film | None, said: Sequence[str] = ()) -> Page:
+def run_page(run: RunRecord, shot: Video | None, said: Sequence[str] = ()) -> Page:
     """The report page of one run."""
     title = f"{run.title} on {run.environment}"
     page = Page(f"{title}, seed {run.seed}")
     grade = run.metadata.get("resume_grade")
     chips = [f"seed {run.seed}", run.status, f"resume grade: {shown(grade)}" if grade is not None else None, run.name]
     page.add(element("header", element("h1", title), chip_list(chips), _notes(run, said), _tiles(run)))
-    page.add(section("The agent at work", film_row([shot] if shot else [], said)))
+    page.add(section("Videos", video_row([shot] if shot else [], said)))
     page.add(section("Learning curves", _return_chart(page, run), *_metric_groups(page, run)))
     page.add(section("Evaluations", _evaluations(run)))
-    page.add(section("Where the time went", _time_split(run), _profile(run)))
+    page.add(section("Time per part", _time_split(run), _profile(run)))
     page.add(section("Settings", *_settings(run)))
     page.add(section("Starts and resumes", *_history(run)))
     page.add(section("Machine and versions", machine_facts(run)))
@@ -102,15 +114,13 @@ def _tiles(run: RunRecord) -> Html:
     return element("div", *tiles, class_="tiles")
 
 
-def film_row(films: Sequence[Film], said: Sequence[str] = ()) -> Html:
+def video_row(videos: Sequence[Video], said: Sequence[str] = ()) -> Html:
     """The videos side by side, or how to record one."""
-    if not films:
-        how = "`rl-training report PATH --video` films an episode (with the extra: pip install 'rl-training[video]')"
-        return element(
-            "p", f"There is no film of this. {how}." if not said else "There is no film of this.", class_="soft"
-        )
-    kind = "films single" if len(films) == 1 else "films"
-    return element("div", *(film(shot.data, shot.caption) for shot in films), class_=kind)
+    if not videos:
+        how = "record one with `rl-training report PATH --video` (extra: pip install 'rl-training[video]')"
+        return element("p", f"There is no video; {how}." if not said else "There is no video.", class_="soft")
+    kind = "videos single" if len(videos) == 1 else "videos"
+    return element("div", *(video_element(shot.data, shot.caption) for shot in videos), class_=kind)
 
 
 def _return_chart(page: Page, run: RunRecord) -> Html:
@@ -169,7 +179,7 @@ def _room(series: Series) -> dict[str, Any]:
 
 def _evaluations(run: RunRecord) -> Html:
     if not run.evaluations:
-        return element("p", "There are no evaluations (yet).", class_="soft")
+        return element("p", "No evaluations yet.", class_="soft")
     head = ["step", "", "episodes", "mean", "deviation", "worst", "best", "mean length", "success rate"]
     rows = [
         _evaluation_row(entry) for entry in sorted(run.evaluations, key=lambda e: (e["step"], bool(e.get("final"))))
@@ -211,7 +221,7 @@ def _time_split(run: RunRecord) -> Html:
         [join([element("span", "", class_="key", style=f"background:{colors[name]}"), name]), f"{share:.1%}"]
         for name, share in known.items()
     ]
-    note = element("p", "Shares of the wall time since the newest start of the run.", class_="soft")
+    note = element("p", "Fractions of wall time since the last start of the run.", class_="soft")
     return join([note, element("div", *bar, class_="split"), table([], rows, numeric=(1,))])
 
 
@@ -237,7 +247,7 @@ def _settings(run: RunRecord) -> list[Html]:
         text = dump_yaml(run.config)
     except Exception:  # PyYAML may raise anything for values of a config that this version does not know
         text = shown(run.config)
-    whole = fold("The whole config", element("pre", text))
+    whole = fold("Complete config", element("pre", text))
     found = differences(run.config)
     if found is None:
         return [element("p", "This version does not know the algorithm's defaults.", class_="soft"), whole]
@@ -245,7 +255,7 @@ def _settings(run: RunRecord) -> list[Html]:
         return [element("p", "All settings have their defaults.", class_="soft"), whole]
     rows = [[element("code", name), shown(value), shown(default)] for name, (value, default) in found.items()]
     return [
-        element("p", "What differs from the defaults:", class_="soft"),
+        element("p", "Differences from the defaults:", class_="soft"),
         table(["setting", "value", "default"], rows),
         whole,
     ]
@@ -272,7 +282,7 @@ def _history(run: RunRecord) -> list[Html]:
         rows.append(["started" if number == 0 else f"resumed ({number})", shown(entry.get("started")), *steps, more])
     parts = [table(["", "when (UTC)", "from step", "to step", ""], rows, numeric=(2, 3))] if rows else []
     if not rows:
-        parts.append(element("p", "Its metadata has no history.", class_="soft"))
+        parts.append(element("p", "The metadata has no history.", class_="soft"))
     reason = run.metadata.get("stop_reason")
     why = f" ({shown(reason)})" if reason and reason != run.status else ""
     parts.append(element("p", f"Status: {run.status}{why}.", class_="soft"))
@@ -301,7 +311,7 @@ def machine_facts(run: RunRecord, keys: Sequence[str] = ("created", "environment
             entries.update({str(name): shown(item) for name, item in value.items() if item is not None})
         elif value is not None:
             entries[key.replace("_", " ")] = shown(value)
-    return facts(entries) if entries else element("p", "Its metadata does not say.", class_="soft")
+    return facts(entries) if entries else element("p", "The metadata has no entry.", class_="soft")
 
 
 def training_seconds(run: RunRecord) -> float | None:

@@ -79,7 +79,9 @@ def probability_of_improvement(ours: Sequence[Sequence[float]], theirs: Sequence
     Per task it is the Mann-Whitney U statistic divided by the number of pairs.
     """
     if len(ours) != len(theirs) or not ours:
-        raise ValueError(f"both sides need the same tasks, at least one; got {len(ours)} and {len(theirs)}")
+        raise ValueError(
+            f"ours and theirs need the same number of tasks, at least one; got {len(ours)} and {len(theirs)}"
+        )
     return _probability_of_improvement(_frozen(ours), _frozen(theirs))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from rl_training.contracts.errors import ConfigError
 from rl_training.reports.benchmark_parts import benchmark_parts
 from rl_training.reports.curves import Curve, Panel, label_runs, make_panels
-from rl_training.reports.films import Film, films_of_suite
+from rl_training.reports.videos import Video, videos_of_suite
 from rl_training.reports.page import Content, Html, Page, element, fold, section, table
 from rl_training.reports.plotting import caption, panel_charts
 from rl_training.reports.records import RunRecord, find_run_dirs, name_of, read_runs, shown
@@ -19,7 +19,7 @@ from rl_training.reports.run_report import (
     chip_list,
     differences,
     duration,
-    film_row,
+    video_row,
     last_value,
     machine_facts,
     training_seconds,
@@ -34,17 +34,17 @@ def suite_report(path: Path, *, video: bool, trust: bool) -> tuple[Page, list[st
     paths, _ = find_run_dirs([path])
     runs, problems = read_runs(paths)
     if not runs:
-        raise ConfigError(["no run can be read", *problems])
+        raise ConfigError(["no run could be read", *problems])
     try:
         panels, left_out = make_panels(runs)
     except ConfigError as error:
         panels, left_out = [], error.problems[:1]
     labels = label_runs(runs)
-    films, said = films_of_suite(runs, labels, record=video, trust=trust)
+    videos, said = videos_of_suite(runs, labels, record=video, trust=trust)
     manifest, unread = manifest_of(path)
     problems = [*problems, *left_out, *said, *unread]
     name = name_of(path) if manifest is None else manifest.suite
-    return suite_page(name, runs, labels, panels, films, manifest, problems), problems
+    return suite_page(name, runs, labels, panels, videos, manifest, problems), problems
 
 
 def suite_page(
@@ -52,7 +52,7 @@ def suite_page(
     runs: Sequence[RunRecord],
     labels: Sequence[str],
     panels: Sequence[Panel],
-    films: Sequence[Film],
+    videos: Sequence[Video],
     manifest: Manifest | None,
     problems: Sequence[str],
 ) -> Page:
@@ -72,7 +72,7 @@ def suite_page(
         page.add(section("Results", element("p", _RESULTS_NOTE, class_="soft"), _results(panels)))
     if panels:
         page.add(section("Learning curves", element("p", caption(), class_="soft"), panel_charts(page, panels)))
-    page.add(section("The agents at work", film_row(films)))
+    page.add(section("Videos", video_row(videos)))
     page.add(section("Runs", _overview(runs, labels)))
     page.add(section("Settings", *_group_settings(runs, labels)))
     page.add(section("Machines and versions", *_machines(runs)))
@@ -80,7 +80,7 @@ def suite_page(
 
 
 _RESULTS_NOTE = (
-    "Evaluations at the end of training (or, where no seed has ended, the newest): mean over seeds, its "
+    "Evaluations at the end of training (the newest ones if no seed has finished): mean over seeds, its "
     f"{CONFIDENCE:.0%} bootstrap interval, and the worst and the best seed. A single seed has no interval."
 )
 
@@ -157,4 +157,4 @@ def _machines(runs: Sequence[RunRecord]) -> list[Html]:
         found.setdefault(shown({key: run.metadata.get(key) for key in MACHINE}), run)
     if len(found) == 1:
         return [machine_facts(runs[0], MACHINE)]
-    return [fold(f"Of {run.name} and others like it", machine_facts(run, MACHINE)) for run in found.values()]
+    return [fold(f"{run.name} and similar runs", machine_facts(run, MACHINE)) for run in found.values()]

@@ -88,7 +88,7 @@ def _place(directory: Path, name: str) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"'{directory}' is to become a directory of tables, and cannot: {error.strerror}") from error
+        raise ConfigError(f"the directory '{directory}' for tables cannot be created: {error.strerror}") from error
     return directory / name
 
 

@@ -225,7 +225,7 @@ class StopOnNoImprovement(Callback):
             return
         self.waited += 1
         if self.waited >= self.patience:
-            run.stop(f"no better evaluation than {self.best:.2f} in the last {self.waited}")
+            run.stop(f"no evaluation better than {self.best:.2f} in the last {self.waited}")
 
 
 @dataclass

@@ -26,7 +26,7 @@ WINDOW = 100
 """Episodes over which returns, lengths and successes are averaged."""
 
 
-NOTHING_MORE = ActOutput(torch.empty(0), {})
+NO_EXTRAS = ActOutput(torch.empty(0), {})
 """Empty extras and state, for actions that were chosen without torch."""
 
 
@@ -194,7 +194,7 @@ class Collector(Stateful):
         transitions, policy_seconds, env_seconds = 0, 0.0, 0.0
         policy_obs = self.policy_obs
         quick = getattr(policy, "act_on_arrays", None)  # of an `ArrayPolicy`; isinstance is slow with protocols
-        out = NOTHING_MORE
+        out = NO_EXTRAS
         for _ in range(num_steps):
             began = time.perf_counter()
             action = None if quick is None else quick(policy_obs, self.policy_rng)
@@ -280,7 +280,7 @@ class Collector(Stateful):
             self.obs = map_observation(lambda x: np.array(x), flight["obs"])
             self.episode_start = np.array(flight["episode_start"])
             if self.episode_start.dtype != np.bool_ or self.episode_start.shape != (self.env.num_envs,):
-                raise CheckpointError("the marks of episode starts do not fit the number of environments")
+                raise CheckpointError("the saved episode starts are not one boolean per environment")
 
     def metrics(self) -> dict[str, float]:
         """Statistics of the latest episodes."""

@@ -17,7 +17,7 @@ from rl_training.contracts.errors import NonFiniteError
 
 LARGEST = float(np.finfo(np.float32).max)
 When = int | str
-"""For messages: the number of environment steps so far, or the occasion in words."""
+"""For error messages: the number of environment steps so far, or a text."""
 
 
 def check_step(step: VectorStep, when: When) -> None:
@@ -47,7 +47,7 @@ def _check(quantity: str, values: AnyArray, envs: AnyArray | None, when: When) -
     envs = np.arange(len(values)) if envs is None else envs
     rows = ~fits.reshape(len(values), -1).all(axis=1)
     numbers = ", ".join(str(number) for number in envs[rows])
-    problem = "not finite" if not np.isfinite(values).all() else f"larger than float32 can hold ({LARGEST:.4g})"
+    problem = "not finite" if not np.isfinite(values).all() else f"outside of the range of float32 ({LARGEST:.4g})"
     raise NonFiniteError(f"environment {numbers}: the {quantity} is {problem}, {when}: {values[rows][0]}")
 
 
@@ -61,7 +61,7 @@ def check_update(metrics: Metrics, when: str) -> None:
     ]
     if bad:
         raise NonFiniteError(
-            f"the update after {when} gave a value that is not finite in {', '.join(bad)}. "
-            "A smaller learning rate, gradient clipping or normalisation of observations and rewards usually helps; "
-            "the last checkpoint is from before this update"
+            f"the update after {when} gave NaN or infinity in {', '.join(bad)}. "
+            "Try a smaller learning rate, gradient clipping, or normalize_obs and normalize_reward; "
+            "the last checkpoint was saved before this update"
         )

@@ -150,6 +150,6 @@ class OffPolicyTrainer(Trainer):
         except OtherNumberOfEnvsError as error:
             if self.collector.obs is not None:
                 raise
-            warnings.warn(f"the replay starts empty: {error}", stacklevel=2)
+            warnings.warn(f"the replay buffer starts empty: {error}", stacklevel=2)
             return False
         return True

@@ -86,7 +86,7 @@ def check_algorithm(
         failures += error.problems
     if failures:
         lines = "\n".join(f"- {failure}" for failure in failures)
-        raise AssertionError(f"{spec.title} does not keep the contract of algorithms:\n{lines}")
+        raise AssertionError(f"{spec.title} violates the contract of algorithms:\n{lines}")
 
 
 def _collect(check: Callable[[], Iterator[str]]) -> Iterator[str]:
@@ -129,13 +129,13 @@ class _Suite:
             if not field.metadata.get("help"):
                 yield f"settings: '{field.name}' has no help text: make it with setting(default, help)"
         for name in sorted({f.name for f in dataclasses.fields(spec.config)} & _run_settings()):
-            yield f"settings: '{name}' is a setting of every run; give yours another name"
+            yield f"settings: '{name}' is a setting of every run; choose another name"
         for problem in spec.config().problems():
-            yield f"settings: the defaults do not go together: {problem}"
+            yield f"settings: the defaults are not compatible: {problem}"
         if not spec.regimes:
-            yield "regimes: names none"
+            yield "regimes: must not be empty"
         if not spec.paper:
-            yield "paper: says nothing; name where the algorithm comes from"
+            yield "paper: must not be empty; name the source of the algorithm"
 
     def round_trip_problems(self) -> Iterator[str]:
         for label, own in (("the defaults", {}), ("small settings", self._small())):
@@ -143,7 +143,7 @@ class _Suite:
             data = parse_yaml(config.to_yaml(), "config")
             back = TrainConfig.from_dict(data)
             if back != config:
-                yield f"config: {label} come back from a file as others"
+                yield f"config: {label} change when they are written to a file and read back"
 
     def preset_problems(self) -> Iterator[str]:
         for preset in presets().values():
@@ -161,15 +161,15 @@ class _Suite:
                 check_action_space(self.spec, EnvSpec(observation, space))
             except SpaceError as error:
                 if taken:
-                    yield f"spaces: {name} is in action_spaces and is refused: {error}"
+                    yield f"spaces: {name} is in action_spaces, but is rejected: {error}"
             else:
                 if not taken:
-                    yield f"spaces: {name} is not in action_spaces and is not refused"
+                    yield f"spaces: {name} is not in action_spaces, but is accepted"
         for name in self._action_spaces():
             try:
                 self._agent("walk", name, self._small()).close()
             except Exception as error:
-                yield f"spaces: no agent can be made for {name} actions: {type(error).__name__}: {error}"
+                yield f"spaces: no agent can be created for {name} actions: {type(error).__name__}: {error}"
 
     def resume_problems(self) -> Iterator[str]:
         with tempfile.TemporaryDirectory() as scratch:
@@ -180,7 +180,7 @@ class _Suite:
             resumed = crash_and_resume(other, [config.total_timesteps // 2])
             found = differences(whole, resumed)
         for name in sorted(found)[:10]:
-            yield f"resume: {name} differs after a run was stopped in the middle and resumed"
+            yield f"resume: {name} differs after a run was stopped and resumed"
         if len(found) > 10:
             yield f"resume: and {len(found) - 10} more entries differ"
 
@@ -190,7 +190,7 @@ class _Suite:
         with tempfile.TemporaryDirectory() as scratch:
             for name in loose_state(self._run(Path(scratch)), Path(scratch), roots=roots):
                 yield (
-                    f"state: {name} changes in training, and no checkpoint has it. Keep it in a tensor, an array, a "
+                    f"state: {name} changes in training, but is not in checkpoints. Store it in a tensor, an array, a "
                     "Stateful dataclass or a random generator, or name it in `transient` if it is scratch space"
                 )
 
@@ -201,7 +201,7 @@ class _Suite:
                 if not score > GOOD_SCORE:
                     yield (
                         f"learning: on the probe '{kind}' with {actions} actions its mean return is {score:.2f} after "
-                        f"{steps} steps; 1 is the best, and more than {GOOD_SCORE} is asked for"
+                        f"{steps} steps; the best is 1, and more than {GOOD_SCORE} is required"
                     )
         for kind, shown, right in (("constant", [0.0], [1.0]), ("observation", [-1.0, 1.0], [-1.0, 1.0])):
             probe = Probe(images=self.spec.needs_images)
@@ -215,7 +215,7 @@ class _Suite:
             if not is_right(values):
                 yield (
                     f"learning: on the probe '{kind}' its values are {np.round(values, 2).tolist()} after {steps} "
-                    f"steps, and {right} would be right"
+                    f"steps; the correct values are {right}"
                 )
 
     def _small(self) -> dict[str, Any]:

@@ -91,15 +91,15 @@ def _no_score(plan: Plan, trials: list[FrozenTrial]) -> RLTrainingError:
 
 def preset_text(plan: Plan, result: TuneResult, best: FrozenTrial) -> str:
     """The best settings as a preset file: the differences from the defaults, and their origin."""
-    first = "" if result.first_score is None else f"; the settings it began with: {result.first_score:.2f}"
+    first = "" if result.first_score is None else f"; the initial settings: {result.first_score:.2f}"
     base = f"preset {plan.preset}" if plan.preset else "the defaults"
     seeds = best.user_attrs["seeds"]
     header = [
-        f"Found by `rl-training tune`, study {result.study_name}, begun with {base}:",
+        f"Found by `rl-training tune`, study {result.study_name}, starting from {base}:",
         f"the best of {counted(result.counts)}, written on {utc_now():%Y-%m-%d}.",
         f"Trial {best.number}: mean return {result.best_score:.2f} over {plan.tune.episodes} episodes after "
         f"{result.best.total_timesteps:,} steps with {_seeds(seeds)}{first}.",
-        "The best of many was lucky as well: train with other seeds to be sure.",
+        "The best of many trials is partly luck: train with other seeds to verify it.",
     ]
     return "".join(f"# {' '.join(line.split())}\n" for line in header) + dump_yaml(preset_data(result.best))
 
@@ -206,7 +206,7 @@ def report_page(plan: Plan, study: Study, result: TuneResult) -> str:
 
 def _facts(plan: Plan, result: TuneResult) -> Html:
     first = "it failed" if result.first_score is None else f"{result.first_score:.2f}"
-    score = f"mean return of {plan.tune.episodes} episodes after the last step, of {plan.tune.seeds} training(s)"
+    score = f"mean return of {plan.tune.episodes} episodes after the last step, of {plan.tune.seeds} training run(s)"
     return facts(
         {
             "algorithm, environment": f"{result.best.algo}, {result.best.env_id}",

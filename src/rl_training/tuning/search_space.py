@@ -103,7 +103,7 @@ def space_for(config: TrainConfig, given: Mapping[str, Any] | None = None, fixed
     else:
         space = _applicable(declared(type(config.algorithm)), config, fixed)
     if not space:
-        raise ConfigError("search: nothing is left to search; free a setting, or name some with --search")
+        raise ConfigError("search: the search space is empty; fix fewer settings, or pass a search space with --search")
     problems: list[str] = []
     widened = {name: _including(search, name, config, problems) for name, search in space.items()}
     problems += space_problems(widened, config)
@@ -154,13 +154,11 @@ def _including(search: Search, name: str, config: TrainConfig, problems: list[st
     if isinstance(search, Choices):
         return search if value in search.values else Choices((*search.values, value))
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        problems.append(
-            f"search > {name}: begins with {to_plain(value)}, which no range includes; give a list of choices"
-        )
+        problems.append(f"search > {name}: the initial value {to_plain(value)} is not a number; use a list of choices")
         return search
     if search.log and value <= 0:
         problems.append(
-            f"search > {name}: begins with {value}, which has no logarithm; leave 'log' out, or set it above 0"
+            f"search > {name}: the initial value {value} has no logarithm; remove 'log', or set the value above 0"
         )
         return search
     return Range(min(search.low, value), max(search.high, value), search.log)
@@ -173,7 +171,7 @@ def space_problems(space: Space, config: TrainConfig) -> list[str]:
         if isinstance(search, SameAs):
             if not _follows(name, search, space, config):
                 problems.append(
-                    f"search > {name}: can be the same as '{search.name}' only if that is searched and both begin alike"
+                    f"search > {name}: same_as '{search.name}' needs that setting to be searched and to have the same initial value"
                 )
             continue
         for value in (search.low, search.high) if isinstance(search, Range) else search.values:
@@ -259,7 +257,7 @@ def read_space(data: Mapping[str, Any], config: TrainConfig) -> Space:
             space[name] = found
     for name in space:
         inside = [other for other in space if other.startswith(f"{name}.")]
-        problems += [f"search > {other}: is a part of '{name}', which is searched as well" for other in inside]
+        problems += [f"search > {other}: is part of '{name}', which is also searched" for other in inside]
     if problems:
         raise ConfigError(problems)
     return space
@@ -303,12 +301,12 @@ def _read_entry(entry: Any, where: str, place: Place, problems: list[str]) -> Se
 def _read_range(data: dict[str, Any], place: Place) -> Range:
     numbers = [data["low"], data["high"]]
     if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
-        raise ValueError(f"low and high are numbers, got {numbers[0]!r} and {numbers[1]!r}")
+        raise ValueError(f"low and high must be numbers, got {numbers[0]!r} and {numbers[1]!r}")
     if not isinstance(data.get("log", False), bool):
-        raise ValueError(f"log is true or false, got {data['log']!r}")
+        raise ValueError(f"log must be true or false, got {data['log']!r}")
     if place.is_whole:
         if any(not float(number).is_integer() for number in numbers):
-            raise ValueError(f"low and high are whole numbers here, got {numbers[0]} and {numbers[1]}")
+            raise ValueError(f"low and high must be whole numbers, got {numbers[0]} and {numbers[1]}")
         return Range(int(numbers[0]), int(numbers[1]), data.get("log", False))
     return Range(float(numbers[0]), float(numbers[1]), data.get("log", False))
 

@@ -70,7 +70,7 @@ def open_storage(url: str) -> optuna.storages.BaseStorage:
     kind, _, rest = url.partition("://")
     if url in ("sqlite://", "sqlite:///:memory:") or not rest:
         raise ConfigError(
-            f"storage: '{shown(url)}' is nowhere that another process or a later call could find. Give sqlite:///FILE, "
+            f"storage: '{shown(url)}' is in memory, which other processes cannot read. Use sqlite:///FILE, "
             "postgresql://..., mysql://... or journal:///FILE"
         )
     try:
@@ -109,10 +109,12 @@ def open_study(plan: Plan) -> Study:
         load_if_exists=True,
     )
     if study.directions != [optuna.study.StudyDirection.MAXIMIZE]:
-        raise ConfigError(f"study_name: '{plan.study_name}' is a study of something else; give another --study-name")
+        raise ConfigError(f"study_name: '{plan.study_name}' does not maximize one value; choose another --study-name")
     if RECORD not in study.user_attrs:
         if study.get_trials(deepcopy=False):
-            raise ConfigError(f"study_name: '{plan.study_name}' has trials of another program; give another one")
+            raise ConfigError(
+                f"study_name: '{plan.study_name}' has trials of another program; choose another --study-name"
+            )
         study.set_user_attr(RECORD, plan.record())
         study.enqueue_trial(base_params(plan), user_attrs={"base": True}, skip_if_exists=True)
     _refuse_another(study.user_attrs[RECORD], plan)
@@ -125,8 +127,8 @@ def _refuse_another(before: dict[str, Any], plan: Plan) -> None:
     changes = list(_differences(before, now))
     if changes:
         raise ConfigError(
-            f"the study '{plan.study_name}' was begun with other settings ({'; '.join(changes[:5])}). Give the same to "
-            "go on with it, or another --study-name to begin a new one"
+            f"the study '{plan.study_name}' was started with other settings ({'; '.join(changes[:5])}). Use the same settings "
+            "to continue it, or another --study-name for a new study"
         )
 
 
@@ -276,7 +278,7 @@ def reason(trial: FrozenTrial) -> str:
     if trial.state == TrialState.COMPLETE:
         return ""
     if trial.state == TrialState.PRUNED and "reason" not in trial.user_attrs:
-        return f"given up after {trial.last_step:,} steps, with {trial.value:.2f}"
+        return f"pruned after {trial.last_step:,} steps, with return {trial.value:.2f}"
     return str(trial.user_attrs.get("reason", "its process ended"))
 
 

@@ -64,37 +64,42 @@ class TuneConfig:
         1
     """
 
-    algo: str = setting(help="Algorithm, by its lower-case name.")
+    algo: str = setting(help="Algorithm, in lower case: ppo, sac, dqn, ...")
     env_id: str = setting(help="Gymnasium environment id.")
-    trials: int = setting(50, "Trials of the study in all; calling again goes on up to this number.", ge=1)
-    jobs: int = setting(1, "Trials at a time, each in a process of its own with one thread.", ge=1)
+    trials: int = setting(50, "Total number of trials; calling again continues up to this number.", ge=1)
+    jobs: int = setting(1, "Number of parallel trials, each in its own process with one thread.", ge=1)
     timesteps: int | None = setting(
-        None, "Environment steps of a trial; by default those of the preset, of the config file, or 100_000.", ge=1
+        None, "Environment steps per trial; by default those of the preset or config file, or 100_000.", ge=1
     )
-    seeds: int = setting(1, "Trainings of a trial, each with another seed; its score is their mean.", ge=1)
-    evaluations: int = setting(4, "Evaluations during a trial's first training, after which it may be given up.", ge=0)
-    episodes: int = setting(
-        30, "Episodes of the evaluation at the end of a trial, whose mean return is its score.", ge=1
+    seeds: int = setting(1, "Training runs per trial, with different seeds; the score is their mean.", ge=1)
+    evaluations: int = setting(
+        4, "Evaluations during a trial's first training run, after which it may be pruned.", ge=0
     )
+    episodes: int = setting(30, "Episodes of the final evaluation of a trial; their mean return is its score.", ge=1)
     seed: int | None = setting(
-        None, "Seed of the search and of the trainings; by default that of the config file, or 0.", ge=0
+        None, "Seed of the search and of training; by default that of the config file, or 0.", ge=0
     )
-    timeout: float | None = setting(None, "Seconds after which no further trial is begun.", gt=0)
+    timeout: float | None = setting(None, "Seconds after which no more trials are started.", gt=0)
     sampler: Literal["tpe", "random"] = setting(
-        "tpe", "How settings are chosen: by Optuna's tree-structured Parzen estimator, or at random."
+        "tpe", "Optuna sampler: tpe (tree-structured Parzen estimator) or random."
     )
     pruner: Literal["median", "halving", "none"] = setting(
-        "median", "Which trials are given up: those below the median of the others, by successive halving, or none."
+        "median", "Optuna pruner: median (stops trials below the median), halving (successive halving) or none."
     )
-    search: Path | None = setting(None, "File with what is searched, instead of what the algorithm declares.")
-    config: Path | None = setting(None, "Config file with settings that every trial keeps.")
-    set: dict[str, Any] = setting(factory=dict, help="Settings that every trial keeps, over those of the config file.")
+    search: Path | None = setting(
+        None, "YAML file with the search space; by default the one that the algorithm declares."
+    )
+    config: Path | None = setting(None, "Config file with fixed settings of all trials.")
+    set: dict[str, Any] = setting(factory=dict, help="Fixed settings of all trials; they override the config file.")
     storage: str | None = setting(
-        None, "Where the study is kept: sqlite:///, postgresql://, mysql:// or journal:///; by default its directory."
+        None,
+        "URL of the study's database: sqlite:///, postgresql://, mysql:// or journal:///; by default in its directory.",
     )
     study_name: str | None = setting(None, "Name of the study; by default algorithm, environment and seed.")
-    output_dir: Path | None = setting(None, "Directory in which tune/STUDY is made; by default the settings' (runs).")
-    trust: bool = setting(False, "Let the config file name a module to import (package:Env-v0).")
+    output_dir: Path | None = setting(
+        None, "Directory in which tune/STUDY is created; by default the output_dir setting (runs)."
+    )
+    trust: bool = setting(False, "Allow the config file to name a module to import (package:Env-v0).")
 
     def __post_init__(self) -> None:
         """Check and convert every field."""
@@ -102,7 +107,9 @@ class TuneConfig:
         data = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         for name, value in convert_fields(TuneConfig, data, "tune", problems).items():
             setattr(self, name, value)
-        problems += [f"tune > set: '{name}' has its own option: {FLAGS[name]}" for name in FLAGS if name in self.set]
+        problems += [
+            f"tune > set: '{name}' has its own option, use {FLAGS[name]}" for name in FLAGS if name in self.set
+        ]
         if problems:
             raise ConfigError(problems)
 
@@ -195,7 +202,7 @@ def _nested(settings: Mapping[str, Any], algo: str) -> dict[str, Any]:
         for step in sections:
             section = section.setdefault(step, {})
             if not isinstance(section, dict):
-                raise ConfigError(f"--set: '{name}' is a part of another setting that was given")
+                raise ConfigError(f"--set: '{name}' is part of another setting that is also given")
         section[last] = value
     return layer
 
@@ -228,7 +235,7 @@ def tune(config: TuneConfig, *, search: Mapping[str, Any] | None = None, progres
     try:
         plan.directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"output_dir: '{plan.directory}' cannot be written to: {error.strerror}") from error
+        raise ConfigError(f"output_dir: '{plan.directory}' is not writable: {error.strerror}") from error
     with studies.quietly(), _alone(plan):
         study = studies.open_study(plan)
         studies.repeat_lost(study, plan)
@@ -257,8 +264,8 @@ def _alone(plan: Plan) -> Iterator[None]:
             held.enter_context(run_lock(plan.directory))
         except CheckpointError as error:
             raise ConfigError(
-                f"another process works on this study in {plan.directory}. For more trials at a time use --jobs; on "
-                "another machine, --storage with a database that both reach, and an --output-dir of its own"
+                f"another process runs this study in {plan.directory}. For parallel trials use --jobs; on "
+                "another machine, use --storage with a shared database and another --output-dir"
             ) from error
         yield
 
@@ -275,7 +282,8 @@ class Stop:
             raise KeyboardInterrupt
         self.requested = True
         print(
-            "\nstopping: trials under way are begun again by the next call; once more to stop at once", file=sys.stderr
+            "\nstopping: unfinished trials are repeated by the next call; press again to stop immediately",
+            file=sys.stderr,
         )
 
     @contextlib.contextmanager
@@ -398,8 +406,8 @@ def _safe_path() -> Iterator[None]:
 def _cannot_start(plan: Plan) -> RLTrainingError:
     path = plan.directory / WORKERS_LOG
     lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
-    last = lines[-1] if lines else "they said nothing"
-    return RLTrainingError(f"the processes of the study end before they begin a trial: {last}. More is in {path}")
+    last = lines[-1] if lines else "they printed nothing"
+    return RLTrainingError(f"the worker processes end before they start a trial: {last}. See the log {path}")
 
 
 def _worker(plan: Plan, deadline: float | None) -> None:

@@ -157,10 +157,10 @@ class Benchmark:
         try:
             (self.directory / LOGS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"output_dir: '{self.directory}' cannot be written to: {error}") from error
+            raise ConfigError(f"output_dir: '{self.directory}' is not writable: {error}") from error
         owner = lock_owner(self.directory)
         if owner is not None:
-            raise ConfigError(f"{self.directory} is being benchmarked by {owner}; give another --output-dir")
+            raise ConfigError(f"{self.directory} is used by another benchmark ({owner}); choose another --output-dir")
         with run_lock(self.directory), self._catching_signals():
             for job in self.jobs:
                 self._look_for_result(job)
@@ -201,7 +201,7 @@ class Benchmark:
                 run = self.index.find(job.identity)
                 owner = None if run is None else lock_owner(run.path)
                 if owner is not None:  # a worker of an earlier call that is still saving
-                    job.note = f"its run is held by {owner}"
+                    job.note = f"its run directory is locked by {owner}"
                     continue
                 self._start(job, run)
                 running += 1
@@ -283,7 +283,10 @@ class Benchmark:
             self._signals.append(number)
             first = len(self._signals) == 1
             name = signal.Signals(number).name
-            print(f"\n{name}: " + ("runs are saving; once more to end at once" if first else "ending"), file=sys.stderr)
+            print(
+                f"\n{name}: " + ("runs are saving; press again to stop immediately" if first else "ending"),
+                file=sys.stderr,
+            )
             self._stop_workers(signal.SIGTERM if first else signal.SIGKILL)
 
         before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}

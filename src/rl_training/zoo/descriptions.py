@@ -60,7 +60,7 @@ def presets_table(chosen: Iterable[Preset]) -> str:
     for preset in chosen:
         config = TrainConfig.from_dict(preset.data)
         rows.append([f"`{preset.name}`", environment_text(preset), f"{config.total_timesteps:,}", f"{config.num_envs}"])
-    return table(["Preset", "Environment", "Steps", "Environments side by side"], rows) if rows else "None yet."
+    return table(["Preset", "Environment", "Steps", "Parallel environments"], rows) if rows else "None yet."
 
 
 def settings_text(cls: type[Any], base: type[Any] | None = None) -> str:

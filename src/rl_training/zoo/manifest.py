@@ -60,7 +60,7 @@ class Evaluated:
     """The result of one evaluation."""
 
     mean: float = setting(help="Mean undiscounted return.")
-    std: float = setting(help="Deviation over episodes.")
+    std: float = setting(help="Standard deviation over episodes.")
     episodes: int = setting(help="How many.", ge=1)
     step: int = setting(help="Environment steps that the policy was trained for.", ge=0)
     returns: list[float] | None = setting(None, "The return of each episode.")
@@ -82,18 +82,20 @@ class RunResult:
     wall_seconds: float = setting(help="Seconds of training, with logs and checkpoints, without evaluations.", ge=0)
     env_steps_per_second: float = setting(help="Speed of training.", ge=0)
     date: str = setting(help="When it was run, in UTC.")
-    versions: dict[str, Any] = setting(help="Versions of this package and of what numbers depend on.")
+    versions: dict[str, Any] = setting(help="Versions of this package and of those that affect results.")
     hardware: dict[str, Any] = setting(help="Processor, cores, threads, device.")
-    git_commit: str | None = setting(None, "Commit of where it was run, or of this package; `-dirty` with changes.")
+    git_commit: str | None = setting(
+        None, "Git commit of the working directory or of this package; `-dirty` with changes."
+    )
     run: str | None = setting(None, "Name of the run directory.")
     untrained: Evaluated | None = setting(None, "The policy before training.")
     final: Evaluated | None = setting(None, "The policy at the end of training.")
-    best: Evaluated | None = setting(None, "The checkpoint that did best on the way, in new episodes.")
+    best: Evaluated | None = setting(None, "The best checkpoint of the training, in new episodes.")
     evaluations: list[tuple[int, float, float | None]] | None = setting(
-        None, "During training: step, mean, deviation over episodes."
+        None, "Evaluations during training: step, mean, standard deviation over episodes."
     )
     training_returns: list[tuple[int, float | None]] | None = setting(
-        None, "Mean return of the latest training episodes, exploration on: step, mean."
+        None, "Mean return of the last training episodes, with exploration: step, mean."
     )
 
     def judged(self, judge: Judged) -> Evaluated | None:
@@ -107,27 +109,27 @@ class TaskResult:
     """A task and the results of its runs."""
 
     preset: str = setting(help="Name of the preset.")
-    settings: dict[str, Any] = setting(help="In what the run differed from the preset.")
+    settings: dict[str, Any] = setting(help="Settings that differ from the preset.")
     algo: str = setting(help="Algorithm.")
     env_id: str = setting(help="Environment.")
-    env_kwargs: dict[str, Any] = setting(help="Its arguments.")
-    wrappers: list[Any] = setting(help="Its wrappers.")
+    env_kwargs: dict[str, Any] = setting(help="Keyword arguments of the environment.")
+    wrappers: list[Any] = setting(help="Wrappers of the environment.")
     total_timesteps: int = setting(help="Environment steps to train for.", ge=1)
-    config_hash: str = setting(help="Of everything that decides the numbers, besides the seed.")
-    judge: Judged = setting(help="Whose score counts.")
-    deterministic: bool = setting(help="Whether evaluations took the likeliest actions.")
+    config_hash: str = setting(help="Hash of everything that affects results, except the seed.")
+    judge: Judged = setting(help="Which policy is scored: final or best.")
+    deterministic: bool = setting(help="Whether evaluations used deterministic actions.")
     epsilon: float = setting(help="Probability of a random action in evaluations.", ge=0, le=1)
     final_episodes: int = setting(help="Episodes of the evaluations before and after training.", ge=1)
     points: int | None = setting(help="Evaluations during training.", ge=1)
-    episodes: int | None = setting(help="Episodes of each of them.", ge=1)
-    normalization: Normalization = setting(help="The scale of its scores.")
-    runs: list[RunResult] = setting(help="One for each seed.")
+    episodes: int | None = setting(help="Episodes per evaluation during training.", ge=1)
+    normalization: Normalization = setting(help="Scale of the normalised scores.")
+    runs: list[RunResult] = setting(help="Results, one per seed.")
 
     def problems(self) -> list[str]:
         """Inconsistencies within the task."""
         seeds = [run.seed for run in self.runs]
         twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
-        return [f"runs: seed {seed} is there twice" for seed in twice]
+        return [f"runs: duplicate seed {seed}" for seed in twice]
 
     @property
     def name(self) -> str:
@@ -157,7 +159,7 @@ class Manifest:
     def problems(self) -> list[str]:
         """Inconsistencies within the manifest."""
         keys = [(task.name, task.judge) for task in self.tasks]
-        return [f"tasks: '{name}' is there twice" for name, judge in sorted(set(keys)) if keys.count((name, judge)) > 1]
+        return [f"tasks: duplicate task '{name}'" for name, judge in sorted(set(keys)) if keys.count((name, judge)) > 1]
 
 
 def read_manifest(path: Path) -> Manifest:

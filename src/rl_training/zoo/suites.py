@@ -50,8 +50,10 @@ class Normalization:
     env_id: str = setting(help="Environment.")
     low: float = setting(help="Mean return of uniformly random actions.")
     high: float = setting(help="Return of the reference.")
-    reference: str = setting(help="What `high` is, and where it comes from.")
-    env_kwargs: dict[str, Any] = setting(factory=dict, help="Only for tasks with these arguments of the environment.")
+    reference: str = setting(help="Source of `high`.")
+    env_kwargs: dict[str, Any] = setting(
+        factory=dict, help="Keyword arguments of the environment; the scale is only for tasks with these."
+    )
 
     def problems(self) -> list[str]:
         """Why the scale is invalid; empty if valid."""
@@ -74,8 +76,10 @@ class TaskFile:
     """One task as written in a suite file."""
 
     preset: str = setting(help="Name of a preset, or a pattern such as `*/cartpole` for all that match.")
-    settings: dict[str, Any] = setting(factory=dict, help="Other settings than the preset's, as in a config file.")
-    judge: Judged | None = setting(None, "Whose score counts for this task; by default as the suite says.")
+    settings: dict[str, Any] = setting(factory=dict, help="Settings that override the preset, as in a config file.")
+    judge: Judged | None = setting(
+        None, "Which policy is scored in this task: final or best; by default that of the suite."
+    )
 
 
 @documented
@@ -83,12 +87,12 @@ class TaskFile:
 class SuiteFile:
     """A benchmark suite as written in its file."""
 
-    description: str = setting(help="What the suite is for, in one line.")
+    description: str = setting(help="Purpose of the suite, in one line.")
     tasks: list[TaskFile] = setting(help="Presets to train.")
-    normalization: list[Normalization] = setting(help="The scale of each environment's scores.")
-    seeds: int = setting(3, "Seeds of each task: 0, 1, ...", ge=1)
+    normalization: list[Normalization] = setting(help="Score scale of each environment.")
+    seeds: int = setting(3, "Number of seeds per task: 0, 1, ...", ge=1)
     evaluation: Protocol = setting(factory=Protocol, help="How runs are evaluated.")
-    judge: Judged = setting("final", "Whose score counts: the final policy's, or the best checkpoint's.")
+    judge: Judged = setting("final", "Which policy is scored: the final one or the best checkpoint.")
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ class Suite:
         if missing:
             names = sorted({task.preset for task in self.tasks})
             near = [difflib.get_close_matches(pattern, names, n=1) for pattern in missing]
-            hints = [f" Did you mean '{found[0]}'?" if found else f" There are: {', '.join(names)}." for found in near]
+            hints = [f" Did you mean '{found[0]}'?" if found else f" Accepted: {', '.join(names)}." for found in near]
             raise ConfigError(
                 [f"suite {self.name} has no task '{p}'.{hint}" for p, hint in zip(missing, hints, strict=True)]
             )
@@ -188,8 +192,8 @@ def get_suite(name: str, *, trust: bool = False) -> Suite:
     if name.endswith((".yaml", ".yml")):
         return read_suite(Path(name), trust=trust)
     near = difflib.get_close_matches(name, suites(), n=1)
-    hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(suites())}."
-    raise ConfigError(f"there is no suite '{name}'. {hint} A suite of your own is a file that ends in .yaml")
+    hint = f"Did you mean '{near[0]}'?" if near else f"Accepted: {', '.join(suites())}."
+    raise ConfigError(f"there is no suite '{name}'. {hint} A custom suite is a file that ends in .yaml")
 
 
 def read_suite(path: Path, *, trust: bool = False) -> Suite:
@@ -202,9 +206,9 @@ def read_suite(path: Path, *, trust: bool = False) -> Suite:
     tasks = list(_tasks(data, str(path), problems, trust=trust))
     for index, task in enumerate(tasks):
         same = [other.name for other in tasks[:index] if other.config == task.config]
-        problems += [f"{path} > tasks: '{name}' and '{task.name}' are the same run" for name in same]
+        problems += [f"{path} > tasks: '{name}' and '{task.name}' have the same settings" for name in same]
     if not data.tasks:
-        problems.append(f"{path} > tasks: there are none")
+        problems.append(f"{path} > tasks: must not be empty")
     if problems:
         raise ConfigError(problems)
     return Suite(safe_name(path.stem), data.description, data.seeds, data.evaluation, tuple(tasks), trust)
@@ -217,11 +221,11 @@ def _tasks(data: SuiteFile, where: str, problems: list[str], *, trust: bool) -> 
         place = f"{where} > tasks[{index}]"
         found = _matching(task, named, place, problems)
         own = sorted(SUITES_OWN & task.settings.keys())
-        problems += [f"{place} > settings: '{key}' is the same for all tasks of a suite" for key in own]
+        problems += [f"{place} > settings: '{key}' cannot differ between tasks; the suite sets it" for key in own]
         for preset in found if not own else []:
             if preset.is_family and "env_id" not in task.settings:
                 problems.append(
-                    f"{place} > settings: 'env_id' is required: {preset.name} is for all of {preset.env_id}"
+                    f"{place} > settings: 'env_id' is required: {preset.name} is a preset for {preset.env_id}"
                 )
                 continue
             try:
@@ -245,7 +249,7 @@ def _matching(task: TaskFile, named: set[str], place: str, problems: list[str]) 
         return []
     found = [preset for name, preset in presets().items() if fnmatch.fnmatchcase(name, task.preset)]
     if not found:
-        problems.append(f"{place} > preset: no preset matches '{task.preset}'. `rl-training zoo list` shows all")
+        problems.append(f"{place} > preset: no preset matches '{task.preset}'. See `rl-training zoo list`")
     return [preset for preset in found if task_name(preset.name, task.settings) not in named]
 
 

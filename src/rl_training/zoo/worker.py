@@ -113,7 +113,7 @@ def measure(config: TrainConfig, final_episodes: int, run: Path | None = None) -
 def _continue(run: Path, config: TrainConfig) -> None:
     """Resume a run. Its files may name only what the suite does: the suite is trusted, the files are not."""
     if identity(read_config(run / CONFIG, trust=True)) != identity(config):
-        raise CheckpointError(f"{run / CONFIG}: has other settings than the suite says")
+        raise CheckpointError(f"{run / CONFIG}: has other settings than the suite")
     loggers = {name: getattr(config, name) for name in NETWORK_LOGGERS}
     resume(run, callback=Stopwatch(), progress=False, trust=True, **loggers)
 

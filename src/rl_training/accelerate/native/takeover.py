@@ -112,7 +112,7 @@ class Takeover:
         else:
             _write(self._results, after)
             self.library = None
-            self.refusal = "the compiled kernels gave other numbers"
+            self.refusal = "the compiled kernels gave different results"
 
 
 class Library:

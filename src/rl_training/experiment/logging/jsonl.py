@@ -77,7 +77,7 @@ def rewind_metrics(path: Path, env_steps: int) -> None:
     lines = list(_lines(path))
     damaged = lines[:-1].count(None)  # the last one may be incomplete after a crash
     if damaged:
-        warnings.warn(f"{path}: {damaged} damaged lines are dropped", stacklevel=2)
+        warnings.warn(f"{path}: {damaged} damaged lines were removed", stacklevel=2)
     kept = [entry for entry in lines if entry is not None and entry["global_step"] <= env_steps]
     if lines:
         write_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))

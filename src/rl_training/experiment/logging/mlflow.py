@@ -107,7 +107,7 @@ class MlflowLogger:
         except MlflowException as error:
             self._waiting = self._waiting[-MAX_WAITING:]
             reason = str(error).splitlines()[0]
-            self._outage.began(reason, f"up to {MAX_WAITING} numbers are kept in memory and tried again")
+            self._outage.began(reason, f"up to {MAX_WAITING} values are kept in memory and sent again later")
         else:
             self._outage.ended()
 
@@ -120,7 +120,7 @@ class MlflowLogger:
         try:
             self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
         except MlflowException as error:
-            self._outage.began(str(error).splitlines()[0], "its end is not recorded there")
+            self._outage.began(str(error).splitlines()[0], "its end is not recorded in MLflow")
 
 
 def _tags(about: Mapping[str, Any]) -> dict[str, str]:
