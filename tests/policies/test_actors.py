@@ -16,12 +16,11 @@ from rl_training.policies.actors import (
     OffPolicyNetworkConfig,
     SquashedGaussianActor,
     SquashedGaussianPolicy,
-    StochasticNetworkConfig,
 )
 from rl_training.policies.exploration import NoiseConfig
 
 N = 16
-NETWORK = StochasticNetworkConfig(actor_sizes=(8,), critic_sizes=(8,))
+NETWORK = OffPolicyNetworkConfig(actor_sizes=(8,), critic_sizes=(8,))
 POLICIES = [DeterministicPolicy, SquashedGaussianPolicy]
 each_policy = pytest.mark.parametrize("policy_class", POLICIES)
 

@@ -131,11 +131,11 @@ class SquashedGaussianActor(nn.Module):
     Its standard deviations are outputs of the network; with gSDE they are those of features times a noise matrix.
     """
 
-    def __init__(self, spec: EnvSpec, network: StochasticNetworkConfig, encoder: Encoder | None = None) -> None:
+    def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig, encoder: Encoder | None = None) -> None:
         super().__init__()
         size = num_actions(spec)
         self.sde: StateDependentNoise | None = None
-        if network.exploration == "gsde":
+        if isinstance(network, StochasticNetworkConfig) and network.exploration == "gsde":
             self.trunk = Trunk(spec, network, size, encoder)
             self.sde = StateDependentNoise(self.trunk.width, size, network)
         else:
