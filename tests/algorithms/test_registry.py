@@ -26,7 +26,7 @@ from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.data.settings import OffPolicyConfig
 from rl_training.experiment.config import TrainConfig, read_config
 from rl_training.experiment.presets import presets
-from rl_training.policies.networks import ActorCriticNetworkConfig
+from rl_training.policies.networks import ActorCriticNetworkConfig, StochasticActorConfig
 from tests.small import small_settings
 
 SPECS = registry()
@@ -164,6 +164,9 @@ def all_changed(config):
     if hasattr(config, "critic_kwargs"):  # registered networks refuse the settings of `mlp`
         for name in NO_NETWORKS.keys() & {field.name for field in fields}:
             setattr(changed, name, NO_NETWORKS[name])
+    if isinstance(changed, StochasticActorConfig):
+        for name in ("exploration", *changed.only_sde):  # not every algorithm has gSDE, and it has tests of its own
+            setattr(changed, name, getattr(config, name))
     if isinstance(changed, ActorCriticNetworkConfig):
         changed.actor_dropout = changed.critic_dropout = 0.0  # as on-policy updates demand
         changed.shared = False  # as TRPO demands

@@ -26,6 +26,7 @@ from tests.resume_harness import kill_and_resume, kill_at, random_delays, run_th
 from tests.small import small_settings
 
 NORMALIZED = {"normalize_obs": True, "normalize_reward": True}
+GSDE = {"exploration": "gsde", "log_std_init": -1.0}
 ON_POLICY = [spec for spec in registry().values() if Regime.ON_POLICY in spec.regimes]
 
 
@@ -57,6 +58,15 @@ def state_of(trained):
     ids=lambda value: value if isinstance(value, str) else ",".join(value) or "plain",
 )
 def test_saved_and_loaded_in_the_middle(spec, env, settings, tmp_path):
+    check_saved_and_loaded(spec, env, settings, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["ppo", "a2c", "trpo"])
+def test_saved_and_loaded_with_state_dependent_noise(name, tmp_path):
+    check_saved_and_loaded(registry()[name], "Pendulum-v1", {"network": {**GSDE, "sde_sample_freq": 5}}, tmp_path)
+
+
+def check_saved_and_loaded(spec, env, settings, tmp_path):
     whole = agent(spec, env, **settings)
     whole.learn(600, progress=False)
     stopped = agent(spec, env, **settings)
@@ -119,6 +129,12 @@ OFF_POLICY = {
     "drqv2": ("drqv2", DOT, {"noise": {"std": Linear(1.0, 0.1)}}, {"num_envs": 2}),
     "drqv2-frames": ("drqv2", DOT, PRIORITIZED, FRAMES),
     "sac": ("sac", "Pendulum-v1", {}, {}),
+    "sac-gsde": (
+        "sac",
+        "Pendulum-v1",
+        {"network": {"actor_sizes": (8,), "critic_sizes": (8,), **GSDE}, "num_steps": 8},
+        {"num_envs": 2},
+    ),
     "sac-frames-float64": ("sac", "InvertedPendulum-v5", {}, {"num_envs": 2, **FRAMES}),
     "sac-normalized": ("sac", "Pendulum-v1", {"policy_delay": 2}, {"num_envs": 2, **NORMALIZED}),
     "sac-hindsight": (

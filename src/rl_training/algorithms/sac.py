@@ -19,7 +19,7 @@ from rl_training.contracts.settings import documented, setting
 from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
 from rl_training.functional.ensembles import soft_target
 from rl_training.functional.policies import sac_actor_loss, temperature_loss
-from rl_training.policies.actors import SquashedGaussianPolicy
+from rl_training.policies.actors import SquashedGaussianPolicy, StochasticNetworkConfig
 from rl_training.policies.exploration import NoiseConfig
 from rl_training.policies.parameters import GradientStep, ParameterStore
 
@@ -44,6 +44,14 @@ class SACConfig(OffPolicyActorCriticConfig):
     noise: NoiseConfig = setting(
         factory=_no_noise, help="Exploration noise added to sampled actions.", search={"std": None}
     )
+    network: StochasticNetworkConfig = setting(factory=StochasticNetworkConfig, help="Networks.")
+
+    def problems(self) -> list[str]:
+        """See `AlgorithmConfig.problems`."""
+        found = super().problems()
+        if self.network.exploration == "gsde" and self.noise.kind == "ou":
+            found.append("noise > kind: must be none or gaussian with network.exploration 'gsde', got 'ou'")
+        return found
 
 
 class Temperature(nn.Module):

@@ -27,6 +27,7 @@ from rl_training.envs.wrappers import WrapperConfig
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging.base import LoggerConfig
 from rl_training.policies.actors import OffPolicyNetworkConfig
+from rl_training.policies.actors import StochasticNetworkConfig
 from rl_training.policies.exploration import NoiseConfig
 from rl_training.policies.networks import ActorCriticNetworkConfig
 from rl_training.policies.optimizers import OptimizerConfig
@@ -1549,7 +1550,7 @@ class SAC(Agent):
         tau: float = ...,
         num_critics: int = ...,
         max_grad_norm: float | None = ...,
-        network: OffPolicyNetworkConfig | dict[str, Any] = ...,
+        network: StochasticNetworkConfig | dict[str, Any] = ...,
         optimizer: OptimizerConfig | dict[str, Any] = ...,
         noise: NoiseConfig | dict[str, Any] = ...,
         temperature: float | None = ...,
@@ -1626,7 +1627,7 @@ class SAC(Agent):
         tau: float = ...,
         num_critics: int = ...,
         max_grad_norm: float | None = ...,
-        network: OffPolicyNetworkConfig | dict[str, Any] = ...,
+        network: StochasticNetworkConfig | dict[str, Any] = ...,
         optimizer: OptimizerConfig | dict[str, Any] = ...,
         noise: NoiseConfig | dict[str, Any] = ...,
         temperature: float | None = ...,

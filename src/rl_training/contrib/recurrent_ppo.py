@@ -55,6 +55,8 @@ class RecurrentPPOConfig(PPOConfig):
         for name in ("actor", "critic"):
             if getattr(self.network, name) != "mlp":
                 found.append(f"network > {name}: must be 'mlp'; registered networks are not supported after a memory")
+        if self.network.exploration == "gsde":
+            found.append("network > exploration: must be 'gaussian'; 'gsde' is not supported after a memory")
         return found
 
 

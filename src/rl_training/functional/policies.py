@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+SMALLEST_VARIANCE = 1e-6
+"""Added to the variance of state-dependent noise."""
+
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_coef: float | Tensor) -> Tensor:
     """PPO's pessimistic surrogate as a loss (Schulman et al. 2017, eq. 7): the mean of -min(r A, clip(r) A)."""
@@ -75,6 +78,25 @@ def squashed_log_prob(unsquashed: Tensor, noise: Tensor, log_std: Tensor) -> Ten
     correction = 2.0 * (unsquashed + F.softplus(-2.0 * unsquashed))
     constant = noise.shape[-1] * (0.5 * math.log(2.0 * math.pi) + 2.0 * math.log(2.0))
     return (gaussian + correction).sum(-1) - constant
+
+
+def expln(x: Tensor) -> Tensor:
+    """exp(x) up to 0, and log(1 + x) + 1 above, which grows slowly (Raffin et al. 2021, section 3)."""
+    return torch.where(x > 0.0, x.clamp(min=0.0).log1p() + 1.0, x.clamp(max=0.0).exp())
+
+
+def state_dependent_log_std(features: Tensor, std: Tensor) -> Tensor:
+    """Log standard deviation [B, A] of features [B, H] times a matrix of independent N(0, std**2), std [H, A] (gSDE).
+
+    A sum of independent normals has the sum of their variances (Raffin et al. 2021, eq. 8). The small constant keeps
+    the logarithm finite where all features are 0.
+    """
+    return 0.5 * (features.square() @ std.square() + SMALLEST_VARIANCE).log()
+
+
+def state_dependent_noise(features: Tensor, matrices: Tensor) -> Tensor:
+    """The noise [B, A] of gSDE: features [B, H] of each row times its noise matrix, [B, H, A]."""
+    return torch.bmm(features.unsqueeze(1), matrices).squeeze(1)
 
 
 def sac_actor_loss(log_prob: Tensor, q: Tensor, temperature: Tensor | float) -> Tensor:

@@ -14,14 +14,21 @@ from rl_training.contracts.arrays import AnyArray, ArrayObservation
 from rl_training.contracts.batches import Observation, as_arrays, device_of, num_rows
 from rl_training.contracts.spec import BoxActions, EnvSpec
 from rl_training.policies.distributions import Distribution
-from rl_training.policies.heads import ActionHead
+from rl_training.policies.heads import ActionHead, StateDependentHead
 from rl_training.policies.layers import LayerOptions
 from rl_training.policies.masks import make_policy_encoder, mask_array, mask_of, put_mask
 from rl_training.policies.networks import ActorCriticNetworkConfig, OwnNetwork, make_mlp, orthogonal_
 
 
 class ActorCriticPolicy(nn.Module):
-    """A stochastic actor and a state-value critic, with separate or shared encoder and hidden layers."""
+    """A stochastic actor and a state-value critic, with separate or shared encoder and hidden layers.
+
+    The state that `act` returns is that of `StateDependentNoise` if it explores with gSDE, else None.
+    """
+
+    head: ActionHead
+    rollout_steps: int = 1
+    """Steps of a rollout: state-dependent noise may be kept for as long."""
 
     def __init__(self, spec: EnvSpec, network: ActorCriticNetworkConfig, box_actions: BoxActions = "clip") -> None:
         super().__init__()
@@ -40,7 +47,10 @@ class ActorCriticPolicy(nn.Module):
 
         if network.actor == "mlp":
             self.actor, actor_width = trunk(network.actor_sizes, network.actor_options())
-            self.head = ActionHead(spec.action_space, actor_width, network.log_std_init)
+            if network.exploration == "gsde":
+                self.head = StateDependentHead(spec.action_space, actor_width, network)
+            else:
+                self.head = ActionHead(spec.action_space, actor_width, network.log_std_init)
         else:
             self.head = ActionHead(spec.action_space, None, network.log_std_init)
             self.actor = own(network.actor, self.head.num_outputs, network.actor_kwargs, "actor")
@@ -105,11 +115,15 @@ class ActorCriticPolicy(nn.Module):
             action = torch.from_numpy(quick)
             extras = {} if deterministic else dict(zip(("logprobs", "values"), self.score(obs, action), strict=True))
             return ActOutput(action, extras)
-        noise = None
+        noise = after = None
         if rng is not None and not deterministic:
-            noise = self.head.draw_noise(rng, num_rows(obs), device_of(obs))
+            if self.head.sde is None:
+                noise = self.head.draw_noise(rng, num_rows(obs), device_of(obs))
+            else:
+                after = self.head.sde.advance(state, num_rows(obs), self.rollout_steps, rng)
+                noise = after["matrices"]
         action, extras = self._decide(obs, noise)
-        return ActOutput(self.head.unflatten(action), extras)
+        return ActOutput(self.head.unflatten(action), extras, after)
 
     @torch.no_grad()
     def act_on_arrays(self, obs: ArrayObservation, rng: np.random.Generator) -> AnyArray | None:
@@ -117,8 +131,11 @@ class ActorCriticPolicy(nn.Module):
         return self._choose(obs, rng)
 
     def _choose(self, obs: Any, rng: np.random.Generator | None) -> AnyArray | None:
-        """Actions computed by numpy, deterministic without rng; None if torch has to compute them."""
-        outputs = self._outputs(obs)
+        """Actions computed by numpy, deterministic without rng; None if torch has to compute them.
+
+        Torch computes state-dependent noise: only `act` has the state that holds the noise matrices.
+        """
+        outputs = None if self.head.sde is not None and rng is not None else self._outputs(obs)
         if outputs is None:
             return None
         return self.head.choose(outputs, rng, mask_array(obs) if self.masked else None)

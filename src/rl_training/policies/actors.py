@@ -23,15 +23,23 @@ from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.schedule import value_of
 from rl_training.contracts.settings import SameAs, choices, documented, setting
 from rl_training.contracts.spec import BoxActions, EnvSpec
-from rl_training.functional.policies import squashed_log_prob
+from rl_training.functional.policies import squashed_log_prob, state_dependent_log_std, state_dependent_noise
 from rl_training.policies.distributions import normal_noise
 from rl_training.policies.encoders import Encoder, make_encoder
 from rl_training.policies.ensemble import EnsembleCritic
-from rl_training.policies.exploration import NoiseConfig, gaussian_noise, ou_noise
-from rl_training.policies.networks import Activation, ActorAndCriticConfig, OwnNetwork, make_mlp
+from rl_training.policies.exploration import NoiseConfig, StateDependentNoise, gaussian_noise, ou_noise
+from rl_training.policies.networks import (
+    Activation,
+    ActorAndCriticConfig,
+    OwnNetwork,
+    StochasticActorConfig,
+    make_mlp,
+)
 
 LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of a squashed Gaussian's log standard deviation (Haarnoja et al. 2018, their published code)."""
+SDE_MEAN_RANGE = (-2.0, 2.0)
+"""Bounds of the mean before squashing with gSDE: beyond them tanh is flat, and the noise would have no effect."""
 
 
 @documented
@@ -49,6 +57,15 @@ class OffPolicyNetworkConfig(ActorAndCriticConfig):
         (256, 256), "Widths of each critic's hidden layers.", ge=1, search=SameAs("network.actor_sizes")
     )
     activation: Activation = setting("relu", "Activation between layers.", search=choices("tanh", "relu"))
+
+
+@documented
+@dataclass(kw_only=True)
+class StochasticNetworkConfig(OffPolicyNetworkConfig, StochasticActorConfig):
+    """Networks of a stochastic actor and its critics."""
+
+    log_std_init: float = setting(-3.0, "gsde: initial log standard deviation of the noise matrices.", added_later=True)
+    only_sde: ClassVar[tuple[str, ...]] = (*StochasticActorConfig.only_sde, "log_std_init")
 
 
 def num_actions(spec: EnvSpec) -> int:
@@ -73,18 +90,25 @@ class Trunk(nn.Module):
         self.encoder = encoder
         self.hidden: nn.Module
         self.head: nn.Module
+        self.width = num_outputs
+        """The number of features H."""
         if network.actor == "mlp":
-            self.hidden, width = make_mlp(
+            self.hidden, self.width = make_mlp(
                 encoder.num_features, network.actor_sizes, network.activation, network.actor_options()
             )
-            self.head = nn.Linear(width, num_outputs)
+            self.head = nn.Linear(self.width, num_outputs)
         else:
             self.hidden = OwnNetwork(network.actor, encoder.num_features, num_outputs, network.actor_kwargs, "actor")
             self.head = nn.Identity()
 
+    def features(self, obs: Observation) -> Tensor:
+        """The inputs [B, H] of the output layer."""
+        features: Tensor = self.hidden(self.encoder(obs))
+        return features
+
     def forward(self, obs: Observation) -> Tensor:
         """Outputs [B, num_outputs]."""
-        outputs: Tensor = self.head(self.hidden(self.encoder(obs)))
+        outputs: Tensor = self.head(self.features(obs))
         return outputs
 
 
@@ -102,16 +126,37 @@ class DeterministicActor(nn.Module):
 
 
 class SquashedGaussianActor(nn.Module):
-    """A state-dependent diagonal Gaussian, squashed to [-1, 1] by tanh."""
+    """A diagonal Gaussian, squashed to [-1, 1] by tanh.
+
+    Its standard deviations are outputs of the network; with gSDE they are those of features times a noise matrix.
+    """
 
     def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig, encoder: Encoder | None = None) -> None:
         super().__init__()
-        self.trunk = Trunk(spec, network, 2 * num_actions(spec), encoder)  # mean and log std in one layer
+        size = num_actions(spec)
+        self.sde: StateDependentNoise | None = None
+        if isinstance(network, StochasticNetworkConfig) and network.exploration == "gsde":
+            self.trunk = Trunk(spec, network, size, encoder)
+            self.sde = StateDependentNoise(self.trunk.width, size, network)
+        else:
+            self.trunk = Trunk(spec, network, 2 * size, encoder)  # mean and log std in one layer
 
     def forward(self, obs: Observation) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation [B, A] before squashing."""
-        mean, log_std = self.trunk(obs).chunk(2, dim=-1)
-        return mean, log_std.clamp(*LOG_STD_RANGE)
+        if self.sde is None:
+            mean, log_std = self.trunk(obs).chunk(2, dim=-1)
+            return mean, log_std.clamp(*LOG_STD_RANGE)
+        features = self.trunk.features(obs)
+        return self._clipped_mean(features), state_dependent_log_std(features, self.sde.std())
+
+    def _clipped_mean(self, features: Tensor) -> Tensor:
+        mean: Tensor = self.trunk.head(features)
+        return mean.clamp(*SDE_MEAN_RANGE)
+
+    def sample_with(self, obs: Observation, matrices: Tensor) -> Tensor:
+        """Actions [B, A] in [-1, 1] of gSDE, with a noise matrix per row [B, H, A]."""
+        features = self.trunk.features(obs)
+        return (self._clipped_mean(features) + state_dependent_noise(features, matrices)).tanh()
 
     def sample(self, obs: Observation, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [B, A] in [-1, 1] from standard normal noise [B, A], and their log-probabilities [B]."""
@@ -129,13 +174,16 @@ class ContinuousPolicy(nn.Module):
     """An actor, its critics, and action noise for exploration. Base class of the two policies below.
 
     `own_encoder` makes the encoders of the actor and of the critics, to replace the one that `network` names. The state
-    that `act` returns is the noise [N, A] if that is correlated over time, else None.
+    that `act` returns is the noise [N, A] if that is correlated over time, with gSDE that of `StateDependentNoise`,
+    else None.
     """
 
     actor: nn.Module
     actor_class: ClassVar[type[nn.Module]]
     noise_std: Tensor
     box_actions: BoxActions = "rescale"
+    rollout_steps: int = 1
+    """Steps of each environment between updates: state-dependent noise may be kept for as long."""
 
     def __init__(
         self,
@@ -161,13 +209,18 @@ class ContinuousPolicy(nn.Module):
         trunk = getattr(self.actor, "trunk", None)
         return [trunk.encoder, trunk.hidden, trunk.head] if type(trunk) is Trunk else []
 
+    @property
+    def has_state(self) -> bool:
+        """Whether exploration carries a state from step to step."""
+        return self.noise.kind == "ou"
+
     def choose(self, outputs: AnyArray, rng: np.random.Generator | None) -> AnyArray:
         """Actions [N, A] from the actor's raw outputs, in numpy: as `sample`, or as `mode` without rng."""
         raise NotImplementedError
 
     def act_on_arrays(self, obs: ArrayObservation, rng: np.random.Generator) -> AnyArray | None:
-        """See `ArrayPolicy.act_on_arrays`. Returns None for correlated noise: only `act` has a state."""
-        outputs = None if self.noise.kind == "ou" else self._outputs(obs)
+        """See `ArrayPolicy.act_on_arrays`. Returns None if exploration has a state: only `act` has one."""
+        outputs = None if self.has_state else self._outputs(obs)
         if outputs is None:
             return None
         action = self.choose(outputs, rng)
@@ -180,13 +233,13 @@ class ContinuousPolicy(nn.Module):
         """Deterministic actions [B, A]."""
         raise NotImplementedError
 
-    def sample(self, obs: Observation, normal: Tensor) -> Tensor:
-        """Sampled actions [B, A] from standard normal samples [B, A], before action noise is added."""
+    def sample(self, obs: Observation, draws: Tensor) -> Tensor:
+        """Sampled actions [B, A] from random numbers of `draws`, before action noise is added."""
         return self.mode(obs)
 
-    def draws(self, obs: Observation, rng: np.random.Generator) -> Tensor | None:
-        """The standard normal samples that `sample` takes; None if `sample` equals `mode`."""
-        return None
+    def draws(self, obs: Observation, state: Any, rng: np.random.Generator) -> tuple[Tensor | None, Any]:
+        """The random numbers that `sample` takes, None if `sample` equals `mode`; and the policy's next state."""
+        return None, state
 
     @torch.no_grad()
     def act(
@@ -210,12 +263,12 @@ class ContinuousPolicy(nn.Module):
             quick = self.act_on_arrays(as_arrays(obs), rng)
             if quick is not None:
                 return ActOutput(torch.from_numpy(quick), {})
-            draws = self.draws(obs, rng)
+            draws, state = self.draws(obs, state, rng)
             action = self._mode(obs) if draws is None else self._sample(obs, draws)
             if self.noise.kind != "none":
                 noise = self._draw_noise(action, state, episode_start, rng)
                 action = (action + noise).clamp(-1.0, 1.0)
-                state = noise if self.noise.kind == "ou" else None
+                state = noise if self.noise.kind == "ou" else state
         return ActOutput(action.reshape(action.shape[0], *self.action_shape), {}, state)
 
     def _draw_noise(
@@ -259,19 +312,31 @@ class SquashedGaussianPolicy(ContinuousPolicy):
         """See `ContinuousPolicy.mode`."""
         return self.actor.mode(obs)
 
-    def draws(self, obs: Observation, rng: np.random.Generator) -> Tensor:
-        """See `ContinuousPolicy.draws`."""
-        normal = normal_noise(rng, (num_rows(obs), self.num_actions))
-        return torch.from_numpy(normal).to(self.noise_std.device)
+    @property
+    def has_state(self) -> bool:
+        """See `ContinuousPolicy.has_state`."""
+        return super().has_state or self.actor.sde is not None
 
-    def sample(self, obs: Observation, normal: Tensor) -> Tensor:
+    def draws(self, obs: Observation, state: Any, rng: np.random.Generator) -> tuple[Tensor, Any]:
+        """See `ContinuousPolicy.draws`: standard normal samples [N, A], or the noise matrices of gSDE [N, H, A]."""
+        if self.actor.sde is not None:
+            state = self.actor.sde.advance(state, num_rows(obs), self.rollout_steps, rng)
+            return state["matrices"], state
+        normal = normal_noise(rng, (num_rows(obs), self.num_actions))
+        return torch.from_numpy(normal).to(self.noise_std.device), state
+
+    def sample(self, obs: Observation, draws: Tensor) -> Tensor:
         """See `ContinuousPolicy.sample`."""
+        if self.actor.sde is not None:
+            return self.actor.sample_with(obs, draws)
         mean, log_std = self.actor(obs)
-        return torch.addcmul(mean, log_std.exp(), normal).tanh()
+        return torch.addcmul(mean, log_std.exp(), draws).tanh()
 
     def choose(self, outputs: AnyArray, rng: np.random.Generator | None) -> AnyArray:
         """See `ContinuousPolicy.choose`."""
         mean, log_std = outputs[:, : self.num_actions], outputs[:, self.num_actions :]
+        if self.actor.sde is not None:
+            mean = np.minimum(np.maximum(mean, SDE_MEAN_RANGE[0]), SDE_MEAN_RANGE[1])
         if rng is None:
             return np.tanh(mean)
         std = np.exp(np.minimum(np.maximum(log_std, LOG_STD_RANGE[0]), LOG_STD_RANGE[1]))

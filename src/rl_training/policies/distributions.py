@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_training.contracts.arrays import FloatArray
+from rl_training.functional.policies import state_dependent_log_std, state_dependent_noise
 
 LOG_2PI = math.log(2.0 * math.pi)
 SMALLEST_DRAW = np.float32(1e-8)
@@ -137,6 +138,23 @@ class DiagGaussian:
         return (0.5 * (torch.exp(2.0 * spread) + shift.square() - 1.0) - spread).sum(-1)
 
 
+class StateDependentGaussian(DiagGaussian):
+    """Normals whose noise is features [B, H] times a matrix of independent N(0, std**2), std [H, A] (gSDE).
+
+    From "Smooth Exploration for Robotic Reinforcement Learning" (Raffin et al. 2021, arXiv:2005.05719). Actions sampled
+    with the same matrix depend on the state without jumps. Log-probabilities and entropies are those of one action,
+    whose matrix is unknown.
+    """
+
+    def __init__(self, mean: Tensor, features: Tensor, std: Tensor) -> None:
+        super().__init__(mean, state_dependent_log_std(features, std))
+        self.features = features
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """`noise` [B, H, A]: a noise matrix per row, already scaled by std."""
+        return self.mean + state_dependent_noise(self.features, noise)
+
+
 Distribution = Categorical | MultiCategorical | Bernoulli | DiagGaussian
 
 
@@ -149,9 +167,9 @@ def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
 def frozen(p: Distribution) -> Distribution:
     """A copy of a distribution computed without gradients, which later updates of the network do not change.
 
-    Only a Gaussian holds a parameter of the network (`log_std`), so only that is cloned.
+    Only `DiagGaussian` holds a parameter of the network (`log_std`), so only that is cloned.
     """
-    return DiagGaussian(p.mean, p.log_std.detach().clone()) if isinstance(p, DiagGaussian) else p
+    return DiagGaussian(p.mean, p.log_std.detach().clone()) if type(p) is DiagGaussian else p
 
 
 def gumbel_noise(rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:

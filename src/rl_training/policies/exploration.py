@@ -1,4 +1,4 @@
-"""Exploration: noise added to continuous actions, and uniformly random actions."""
+"""Exploration: noise added to continuous actions, state-dependent noise, and uniformly random actions."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_training.contracts.algorithm import ActOutput
 from rl_training.contracts.arrays import AnyArray
 from rl_training.contracts.batches import Observation
-from rl_training.contracts.errors import SpaceError
+from rl_training.contracts.errors import DataError, SpaceError
 from rl_training.contracts.schedule import ScheduleOrFloat
 from rl_training.contracts.settings import documented, setting, uniform
 from rl_training.contracts.spec import BoxActions, EnvSpec
+from rl_training.functional.policies import expln
+from rl_training.policies.distributions import normal_noise
 from rl_training.policies.masks import mask_of, put_mask
+from rl_training.policies.networks import StochasticActorConfig
 
 
 @documented
@@ -55,6 +58,46 @@ def ou_noise(
     if episode_start is not None:
         previous = previous.masked_fill(episode_start.to(previous.device).unsqueeze(-1), 0.0)
     return previous * (1.0 - theta * dt) + driven
+
+
+class StateDependentNoise(nn.Module):
+    """The noise matrices of gSDE: their learned standard deviations, and when new ones are drawn (arXiv:2005.05719).
+
+    Each environment has its own matrix [H, A], which turns the H features of the last hidden layer into noise. New
+    matrices are drawn in the first step of each rollout, and every `sde_sample_freq` steps within it if that is
+    positive. The matrices and the step within the rollout are the policy's state, so checkpoints save them.
+
+    Example:
+        >>> noise = StateDependentNoise(4, 2, StochasticActorConfig(exploration="gsde"))
+        >>> state = noise.advance(None, num_rows=3, rollout_steps=8, rng=np.random.default_rng(0))
+        >>> state["matrices"].shape, state["step"]
+        (torch.Size([3, 4, 2]), 1)
+    """
+
+    def __init__(self, num_features: int, num_actions: int, network: StochasticActorConfig) -> None:
+        super().__init__()
+        self.num_actions = num_actions
+        self.sample_freq = network.sde_sample_freq
+        self.transform = expln if network.use_expln else torch.exp
+        shape = (num_features, num_actions if network.full_std else 1)
+        self.log_std = nn.Parameter(torch.full(shape, float(network.log_std_init)))
+
+    def std(self) -> Tensor:
+        """Standard deviations [H, A] of the matrices' entries."""
+        return self.transform(self.log_std).expand(-1, self.num_actions)
+
+    @torch.no_grad()
+    def advance(self, state: Any, num_rows: int, rollout_steps: int, rng: np.random.Generator) -> dict[str, Any]:
+        """The state for the next step, with the `matrices` [N, H, A] to use in it. `state` is None at first."""
+        std = self.std()
+        step, shape = 0 if state is None else state["step"], (num_rows, *std.shape)
+        if step == 0 or (self.sample_freq > 0 and step % self.sample_freq == 0):
+            matrices = std * torch.from_numpy(normal_noise(rng, shape)).to(std.device)
+        else:
+            matrices = state["matrices"].to(std.device)
+        if matrices.shape != shape:
+            raise DataError(f"the noise matrices have shape {tuple(matrices.shape)}, expected {shape}")
+        return {"matrices": matrices, "step": (step + 1) % rollout_steps}
 
 
 def random_actions(rng: np.random.Generator, num_rows: int, num_actions: int, mask: Tensor | None) -> AnyArray:

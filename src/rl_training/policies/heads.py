@@ -18,11 +18,14 @@ from rl_training.policies.distributions import (
     DiagGaussian,
     Distribution,
     MultiCategorical,
+    StateDependentGaussian,
     gumbel_noise,
     logistic_noise,
     normal_noise,
 )
+from rl_training.policies.exploration import StateDependentNoise
 from rl_training.policies.masks import MASKED, apply_mask
+from rl_training.policies.networks import StochasticActorConfig
 
 NoiseFn = Callable[[np.random.Generator, tuple[int, ...]], FloatArray]
 
@@ -36,6 +39,7 @@ class ActionHead(nn.Module):
     def __init__(self, space: spaces.Space[Any], num_features: int | None, log_std_init: float = 0.0) -> None:
         super().__init__()
         self.log_std: nn.Parameter | None = None
+        self.sde: StateDependentNoise | None = None
         self.shape: tuple[int, ...] = tuple(space.shape or ())
         self.single_choice = isinstance(space, spaces.Discrete)  # flat actions are [B]; a Box of shape () has [B, 1]
         self.noise: NoiseFn = gumbel_noise
@@ -85,8 +89,10 @@ class ActionHead(nn.Module):
         if self.single_choice:
             best: AnyArray = (outputs if noise is None else outputs + noise).argmax(axis=1)
             return best
-        if self.log_std is not None and noise is not None:
-            flat: AnyArray = outputs + np.exp(self.log_std.detach().numpy()) * noise
+        if self.sde is not None:  # noise matrices are the state of `act`, so `rng` is None here
+            flat: AnyArray = outputs
+        elif self.log_std is not None and noise is not None:
+            flat = outputs + np.exp(self.log_std.detach().numpy()) * noise
         else:
             distribution = self.make(torch.from_numpy(outputs))
             flat = (distribution.mode() if noise is None else distribution.sample(torch.from_numpy(noise))).numpy()
@@ -99,3 +105,24 @@ class ActionHead(nn.Module):
     def flatten(self, action: Tensor) -> Tensor:
         """The inverse of `unflatten`."""
         return action if self.single_choice else action.reshape(action.shape[0], -1)
+
+
+class StateDependentHead(ActionHead):
+    """The last layer of an actor that explores with gSDE; its noise is a function of the last hidden layer.
+
+    Gradients of the noise do not reach the hidden layers: those are trained for the mean action only.
+    """
+
+    def __init__(self, space: spaces.Space[Any], num_features: int, network: StochasticActorConfig) -> None:
+        if not isinstance(space, spaces.Box):
+            raise SpaceError(
+                f"network > exploration: 'gsde' is noise for continuous actions (Box), got {space}; use 'gaussian', "
+                "which other actions ignore"
+            )
+        super().__init__(space, num_features)
+        self.log_std = None  # `sde` has its own
+        self.sde = StateDependentNoise(num_features, self.num_outputs, network)
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> StateDependentGaussian:
+        """See `ActionHead.forward`."""
+        return StateDependentGaussian(self.linear(features), features.detach(), self.sde.std())

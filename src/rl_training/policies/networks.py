@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from rl_training.policies.activations import ACTIVATIONS
 from rl_training.policies.layers import PLAIN, Dropout, LayerOptions, Norm, SpectralLinear, make_norm
 
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"]
+Exploration = Literal["gaussian", "gsde"]
 
 
 @documented
@@ -82,8 +83,50 @@ class ActorAndCriticConfig:
 
 
 @documented
+@dataclass(kw_only=True)
+class StochasticActorConfig(ActorAndCriticConfig):
+    """Settings of actors that sample continuous actions: how they explore."""
+
+    exploration: Exploration = setting(
+        "gaussian",
+        "Noise of continuous actions: independent in each step (gaussian), or a function of the state that is kept for "
+        "several steps (gsde: generalised state-dependent exploration).",
+        added_later=True,
+    )
+    sde_sample_freq: int = setting(
+        -1, "gsde: steps between new noise matrices; -1 for once per rollout of num_steps.", ge=-1, added_later=True
+    )
+    full_std: bool = setting(
+        True, "gsde: learn a standard deviation per feature and action, instead of one per feature.", added_later=True
+    )
+    use_expln: bool = setting(
+        False, "gsde: standard deviations grow with the log of the parameter above 0, not with exp.", added_later=True
+    )
+    log_std_init: float = setting(
+        0.0, "Initial log standard deviation of continuous actions (gsde: of the noise matrices)."
+    )
+    only_sde: ClassVar[tuple[str, ...]] = ("sde_sample_freq", "full_std", "use_expln")
+    """Settings that have an effect only with gSDE."""
+
+    def problems(self) -> list[str]:
+        """Combinations that cannot work."""
+        found = super().problems()
+        if self.exploration != "gsde":
+            given = [f.name for f in fields(self) if f.name in self.only_sde and getattr(self, f.name) != f.default]
+            return found + [f"{name}: is for exploration 'gsde', got '{self.exploration}'" for name in given]
+        if self.actor != "mlp":
+            found.append(
+                f"exploration: 'gsde' uses the last hidden layer of the actor 'mlp', and actor is '{self.actor}'; "
+                "use 'gaussian'"
+            )
+        if self.sde_sample_freq == 0:
+            found.append("sde_sample_freq: must be -1 or at least 1, got 0")
+        return found
+
+
+@documented
 @dataclass
-class ActorCriticNetworkConfig(ActorAndCriticConfig):
+class ActorCriticNetworkConfig(StochasticActorConfig):
     """Networks of an actor-critic policy."""
 
     actor_sizes: tuple[int, ...] = setting(
@@ -98,7 +141,6 @@ class ActorCriticNetworkConfig(ActorAndCriticConfig):
     activation: Activation = setting("tanh", "Activation between layers.", search=choices("tanh", "relu"))
     shared: bool = setting(False, "Share the encoder and hidden layers between actor and critic (needs equal sizes).")
     orthogonal_init: bool = setting(True, "Orthogonal initialisation with zero biases, instead of torch's default.")
-    log_std_init: float = setting(0.0, "Initial log standard deviation of continuous actions.")
 
     def problems(self) -> list[str]:
         """Combinations that cannot work."""

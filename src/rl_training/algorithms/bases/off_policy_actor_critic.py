@@ -81,6 +81,7 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
         super().__init__(config, spec, device, rng)
         with seeded_weights(rng):
             self.policy = self.policy_class(spec, config.network, config.num_critics, config.noise).to(device)
+        self.policy.rollout_steps = config.num_steps
         self.actor_store = ParameterStore(self.policy, config.optimizer, parts=["actor"])
         self.critic_store = ParameterStore(self.policy, config.optimizer, parts=self.critic_parts)
         self.critic_target: Target[EnsembleCritic] = Target(self.policy, self.critic_store, part="critic")

@@ -64,6 +64,7 @@ class AdvantageAlgorithm(Algorithm[AdvantageConfigT], Generic[AdvantageConfigT])
         super().__init__(config, spec, device, rng)
         with seeded_weights(rng):
             self.policy = ActorCriticPolicy(spec, config.network, config.box_actions).to(device)
+        self.policy.rollout_steps = config.num_steps
         self.policy.eval()  # training mode is used only during gradient steps
 
     def estimate_returns(self, rollout: RolloutBuffer) -> None:
