@@ -485,7 +485,8 @@ def _layer(algo: str, env: EnvLike | None, settings: Mapping[str, Any]) -> dict[
         data.setdefault("num_envs", 1)
         if data["num_envs"] != 1:
             raise ConfigError(
-                f"num_envs: got one environment object and num_envs {data['num_envs']}; pass a callable that creates environments"
+                f"num_envs: got one environment object and num_envs {data['num_envs']}; pass a callable that "
+                "creates environments"
             )
     return {**data, **given}
 

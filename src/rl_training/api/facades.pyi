@@ -26,8 +26,7 @@ from rl_training.envs.factory import EnvLike
 from rl_training.envs.wrappers import WrapperConfig
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging.base import LoggerConfig
-from rl_training.policies.actors import OffPolicyNetworkConfig
-from rl_training.policies.actors import StochasticNetworkConfig
+from rl_training.policies.actors import OffPolicyNetworkConfig, StochasticNetworkConfig
 from rl_training.policies.exploration import NoiseConfig
 from rl_training.policies.networks import ActorCriticNetworkConfig
 from rl_training.policies.optimizers import OptimizerConfig

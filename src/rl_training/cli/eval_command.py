@@ -31,7 +31,8 @@ class EvalArgs:
     video: bool = setting(False, "Record the episodes as mp4 files (extra `video`).")
     video_dir: Path | None = setting(
         None,
-        "Directory for videos; by default `videos` beside the checkpoint or in the run directory, or here for zoo agents.",
+        "Directory for videos; by default `videos` beside the checkpoint or in the run directory, or here for "
+        "zoo agents.",
     )
     render: bool = setting(False, "Render the episodes on the screen.")
     trust: bool = setting(False, "Allow the file to name a module to import (package:Env-v0).")

@@ -80,7 +80,8 @@ def parse_train(args: list[str]) -> tuple[TrainConfig, Preset | None, bool]:
         layers.insert(0, Layer({"algo": next(iter(registry())), "env_id": "CartPole-v1"}, "help"))  # any algorithm
     elif known.config is None and ("algo" not in typed or not {"env_id", "dataset"} & typed.keys()):
         raise ConfigError(
-            "algorithm and environment: missing; use `rl-training train ppo CartPole-v1`, `rl-training train iql --dataset FILE "
+            "algorithm and environment: missing; use `rl-training train ppo CartPole-v1`, `rl-training train "
+            "iql --dataset FILE "
             "--total-updates N`, or `rl-training train --config FILE`"
         )
     layers.append(Layer(typed, "command line"))

@@ -57,7 +57,8 @@ def parse_tune(args: list[str]) -> tuple[TuneConfig, bool, bool]:
         names = {**{name: str(data[name]) for name in ("algo", "env_id") if name in data}, **names}
     if "-h" not in options and "--help" not in options and len(names) < 2:
         raise ConfigError(
-            "algorithm and environment: missing; use `rl-training tune ppo CartPole-v1` or `rl-training tune --config FILE`"
+            "algorithm and environment: missing; use `rl-training tune ppo CartPole-v1` or `rl-training tune "
+            "--config FILE`"
         )
     flags = [part for name, value in names.items() for part in (f"--{name.replace('_', '-')}", value)]
     config = parsing.parse(TuneConfig, [*flags, *options], prog="rl-training tune", description=DESCRIPTION)

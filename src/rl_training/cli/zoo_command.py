@@ -68,7 +68,8 @@ def run(args: list[str]) -> int:
     if options.action == "show":
         if not options.name:
             raise ConfigError(
-                "preset or algorithm: missing; use `rl-training zoo show ppo/cartpole`. List all with `rl-training zoo list`"
+                "preset or algorithm: missing; use `rl-training zoo show ppo/cartpole`. List all with "
+                "`rl-training zoo list`"
             )
         if "/" not in options.name:
             from rl_training.zoo.descriptions import describe

@@ -25,7 +25,9 @@ MIN_EPISODES = 5
 """Fewer episodes say nothing about how ends are marked."""
 
 
-def check_dataset(dataset: Dataset, env: gymnasium.Env[Any, Any] | None = None, max_steps: int = MAX_STEPS) -> list[Finding]:
+def check_dataset(
+    dataset: Dataset, env: gymnasium.Env[Any, Any] | None = None, max_steps: int = MAX_STEPS
+) -> list[Finding]:
     """Findings about a dataset, those made while reading included.
 
     `env` is the environment that the data claims to come from; up to `max_steps` rows are stepped again in it.
@@ -114,7 +116,9 @@ def _actions(dataset: Dataset, space: spaces.Space[Any], known: bool) -> Iterato
     if count and not isinstance(space, spaces.Box):
         yield Finding("error", "actions", f"{count} of {total} are not in {space}", count)
     elif count:
-        text = f"{count} of {total} are outside of the bounds of {space!s:.120}, by up to {worst:.3g}: they were stored "
+        text = (
+            f"{count} of {total} are outside of the bounds of {space!s:.120}, by up to {worst:.3g}: they were stored "
+        )
         yield Finding("warning", "actions", text + "before they were clipped or squashed, or in another scale", count)
     elif isinstance(space, spaces.Box) and space.is_bounded("both"):
         yield from _scaled_actions(dataset, space)
@@ -128,8 +132,13 @@ def _scaled_actions(dataset: Dataset, space: spaces.Box) -> Iterator[Finding]:
     ranges = column_statistics(dataset.actions)
     low, high = ranges.low[wide], ranges.high[wide]
     if (low >= -1 - TOLERANCE).all() and (high <= 1 + TOLERANCE).all() and (np.maximum(-low, high) > 0.9).all():
-        yield Finding("warning", "actions", f"all are within [-1, 1], and the bounds are {space!s:.120}: they look scaled "
-                      "to [-1, 1]. The environment needs them in its own bounds", len(dataset))  # fmt: skip
+        yield Finding(
+            "warning",
+            "actions",
+            f"all are within [-1, 1], and the bounds are {space!s:.120}: they look scaled "
+            "to [-1, 1]. The environment needs them in its own bounds",
+            len(dataset),
+        )
 
 
 def _observations(dataset: Dataset, env: gymnasium.Env[Any, Any] | None) -> Iterator[Finding]:
@@ -158,15 +167,22 @@ def _filtered(column: Any, name: str) -> Iterator[Finding]:
         return
     is_standard = (np.abs(mean[varies]) < 0.2) & (np.abs(std[varies] - 1) < 0.2)
     if is_standard.all():
-        yield Finding("warning", name, "every component has about mean 0 and deviation 1: they look filtered (normalised); "
-                      "a policy that is trained on them needs the same filter when it acts")  # fmt: skip
+        yield Finding(
+            "warning",
+            name,
+            "every component has about mean 0 and deviation 1: they look filtered (normalised); "
+            "a policy that is trained on them needs the same filter when it acts",
+        )
 
 
 def _rewards(dataset: Dataset) -> Iterator[Finding]:
     numbers = column_statistics(dataset.rewards)
     if numbers.low == numbers.high and len(set(dataset.episode_lengths.tolist())) == 1:
-        yield Finding("note", "rewards", f"all are {float(numbers.low):.6g}, and all episodes are equally long: there is "
-                      "nothing to learn from them")  # fmt: skip
+        yield Finding(
+            "note",
+            "rewards",
+            f"all are {float(numbers.low):.6g}, and all episodes are equally long: there is nothing to learn from them",
+        )
 
 
 # Ends
@@ -188,19 +204,33 @@ def _ends(dataset: Dataset, limit: int | None) -> Iterator[Finding]:
         at_limit = int((terminated & (lengths == limit)).sum())
         if at_limit:
             severity: Severity = "error" if at_limit > 0.5 * len(lengths) else "warning"
-            yield Finding(severity, "time limits", f"{at_limit} of {len(lengths)} episodes are marked as terminated at the "
-                          f"time limit of {limit} steps: time limits marked as terminal. Targets would be wrong "
-                          "there; mark them as truncated", at_limit)  # fmt: skip
+            yield Finding(
+                severity,
+                "time limits",
+                f"{at_limit} of {len(lengths)} episodes are marked as terminated at the "
+                f"time limit of {limit} steps: time limits marked as terminal. Targets would be wrong "
+                "there; mark them as truncated",
+                at_limit,
+            )
         yield from _against_limit(lengths, terminated, limit)
     if (limit is None or longest != limit) and suspicious >= MIN_EPISODES and longest > 1:
         share = suspicious / len(lengths)
         if share > 0.9:
-            yield Finding("error", "time limits", f"{suspicious} of {len(lengths)} episodes are terminated after exactly "
-                          f"{longest} steps, the longest of all: time limits marked as terminal", suspicious)  # fmt: skip
+            yield Finding(
+                "error",
+                "time limits",
+                f"{suspicious} of {len(lengths)} episodes are terminated after exactly "
+                f"{longest} steps, the longest of all: time limits marked as terminal",
+                suspicious,
+            )
         elif suspicious > 3 * max(1.0, _typical_count(lengths, longest)):
-            yield Finding("warning", "time limits", f"{suspicious} of {len(lengths)} episodes are terminated after exactly "
-                          f"{longest} steps, the longest of all: they look like time limits marked as terminal",
-                          suspicious)  # fmt: skip
+            yield Finding(
+                "warning",
+                "time limits",
+                f"{suspicious} of {len(lengths)} episodes are terminated after exactly "
+                f"{longest} steps, the longest of all: they look like time limits marked as terminal",
+                suspicious,
+            )
     if limit is None:
         yield from _cut_lengths(lengths, terminated)
     single = int((lengths == 1).sum())
@@ -217,16 +247,31 @@ def _typical_count(lengths: AnyArray, longest: int) -> float:
 def _against_limit(lengths: AnyArray, terminated: AnyArray, limit: int) -> Iterator[Finding]:
     longer = int((lengths > limit).sum())
     if longer:
-        yield Finding("warning", "episodes", f"{longer} of {len(lengths)} are longer than the environment's time limit of "
-                      f"{limit} steps (up to {lengths.max()}): the data was recorded with another limit", longer)  # fmt: skip
+        yield Finding(
+            "warning",
+            "episodes",
+            f"{longer} of {len(lengths)} are longer than the environment's time limit of "
+            f"{limit} steps (up to {lengths.max()}): the data was recorded with another limit",
+            longer,
+        )
     cut = ~terminated & (lengths < limit)
     usual = int(np.bincount(lengths[~terminated]).argmax()) if (~terminated).any() else limit
     if (count := int(cut.sum())) and usual < limit and (lengths[cut] == usual).mean() > 0.5:
-        yield Finding("note", "episodes", f"{count} of {len(lengths)} are truncated before the environment's time limit of "
-                      f"{limit} steps, most of them at {usual}: the data was recorded with another limit", count)  # fmt: skip
+        yield Finding(
+            "note",
+            "episodes",
+            f"{count} of {len(lengths)} are truncated before the environment's time limit of "
+            f"{limit} steps, most of them at {usual}: the data was recorded with another limit",
+            count,
+        )
     elif count:
-        yield Finding("warning", "episodes", f"{count} of {len(lengths)} are truncated before the time limit of {limit} "
-                      "steps: they were cut in the middle", count)  # fmt: skip
+        yield Finding(
+            "warning",
+            "episodes",
+            f"{count} of {len(lengths)} are truncated before the time limit of {limit} "
+            "steps: they were cut in the middle",
+            count,
+        )
 
 
 def _cut_lengths(lengths: AnyArray, terminated: AnyArray) -> Iterator[Finding]:
@@ -236,5 +281,10 @@ def _cut_lengths(lengths: AnyArray, terminated: AnyArray) -> Iterator[Finding]:
         return
     shorter = int((cut < cut.max()).sum())
     if shorter:
-        yield Finding("note", "episodes", f"{shorter} of {len(cut)} truncated episodes are shorter than the longest one "
-                      f"({cut.max()} steps): they may have been cut in the middle", shorter)  # fmt: skip
+        yield Finding(
+            "note",
+            "episodes",
+            f"{shorter} of {len(cut)} truncated episodes are shorter than the longest one "
+            f"({cut.max()} steps): they may have been cut in the middle",
+            shorter,
+        )

@@ -212,7 +212,8 @@ def _agrees(ours: Any, theirs: Any, tolerance: float) -> Any:
 def _compare_observations(dataset: Dataset, stepper: _Stepper, outcome: _Outcome, share: str) -> Iterator[Finding]:
     differ = int(outcome.obs_differ.sum())
     if not differ:
-        yield Finding("note", "stepping", f"the next observations of all {len(outcome.rows)} rows agree with the environment "
+        yield Finding("note", "stepping", f"the next observations of all {len(outcome.rows)} rows agree with "
+                                          "the environment "
                       f"({share.partition('that ')[2]})")  # fmt: skip
         return
     first = int(outcome.rows[outcome.obs_differ][0])
@@ -232,7 +233,9 @@ def _agrees_if_scaled(dataset: Dataset, stepper: _Stepper, outcome: _Outcome) ->
     rows = outcome.rows[:: max(1, len(outcome.rows) // TRIAL_STEPS)]
 
     def to_bounds(action: AnyArray) -> AnyArray:
-        return cast(AnyArray, (space.low + (np.clip(action, -1, 1) + 1) * 0.5 * (space.high - space.low)).astype(space.dtype))
+        return cast(
+            AnyArray, (space.low + (np.clip(action, -1, 1) + 1) * 0.5 * (space.high - space.low)).astype(space.dtype)
+        )
 
     return bool(_step(dataset, stepper, rows, to_bounds).obs_differ.mean() < 0.1)
 

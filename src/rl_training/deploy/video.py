@@ -36,7 +36,8 @@ def recorder(experiment: Experiment, directory: Path, prefix: str, num_episodes:
     env = experiment.make_single_env("rgb_array")
     if env.render_mode != "rgb_array":
         raise EnvError(
-            f"{env} cannot be recorded: it needs the render mode rgb_array, its render modes are {env.metadata.get('render_modes')}"
+            f"{env} cannot be recorded: it needs the render mode rgb_array, its render modes are "
+            f"{env.metadata.get('render_modes')}"
         )
     directory.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():

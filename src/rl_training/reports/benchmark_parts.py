@@ -16,7 +16,8 @@ TASKS_NOTE = (
     "three seeds it is the mean. Normalised scores: 0 is a random policy, 1 the suite's reference for the environment."
 )
 OVERALL_NOTE = (
-    "Normalised scores over all environments. Each algorithm is trained for the steps of its preset, so this compares presets, "
+    "Normalised scores over all environments. Each algorithm is trained for the steps of its preset, so this "
+    "compares presets, "
     "not algorithms at equal cost. The interval is a stratified bootstrap over the runs of each environment."
 )
 BETTER_NOTE = (

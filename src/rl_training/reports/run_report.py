@@ -16,7 +16,6 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import read_mapping, read_text, refuse_links
 from rl_training.experiment.runs import COMMAND
 from rl_training.experiment.yaml_io import dump_yaml
-from rl_training.reports.videos import Video, video_of_run
 from rl_training.reports.page import (
     COLORS,
     Content,
@@ -24,14 +23,15 @@ from rl_training.reports.page import (
     Page,
     element,
     facts,
-    video_element,
     fold,
     join,
     section,
     table,
+    video_element,
 )
 from rl_training.reports.plotting import STEPS, plain_numbers, series_trace
 from rl_training.reports.records import EVALUATION, ROLLOUT, RunRecord, Series, leaves, numbers, read_run, shown
+from rl_training.reports.videos import Video, video_of_run
 
 MACHINE = ("git_commit", "hardware", "versions")
 """Metadata entries about the machine and versions."""

@@ -10,7 +10,6 @@ import numpy as np
 from rl_training.contracts.errors import ConfigError
 from rl_training.reports.benchmark_parts import benchmark_parts
 from rl_training.reports.curves import Curve, Panel, label_runs, make_panels
-from rl_training.reports.videos import Video, videos_of_suite
 from rl_training.reports.page import Content, Html, Page, element, fold, section, table
 from rl_training.reports.plotting import caption, panel_charts
 from rl_training.reports.records import RunRecord, find_run_dirs, name_of, read_runs, shown
@@ -19,13 +18,14 @@ from rl_training.reports.run_report import (
     chip_list,
     differences,
     duration,
-    video_row,
     last_value,
     machine_facts,
     training_seconds,
+    video_row,
     warning_box,
 )
 from rl_training.reports.statistics import CONFIDENCE, interval
+from rl_training.reports.videos import Video, videos_of_suite
 from rl_training.zoo.manifest import Manifest, manifest_of
 
 

@@ -171,7 +171,8 @@ def space_problems(space: Space, config: TrainConfig) -> list[str]:
         if isinstance(search, SameAs):
             if not _follows(name, search, space, config):
                 problems.append(
-                    f"search > {name}: same_as '{search.name}' needs that setting to be searched and to have the same initial value"
+                    f"search > {name}: same_as '{search.name}' needs that setting to be searched and to have "
+                    "the same initial value"
                 )
             continue
         for value in (search.low, search.high) if isinstance(search, Range) else search.values:

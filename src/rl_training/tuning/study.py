@@ -127,7 +127,8 @@ def _refuse_another(before: dict[str, Any], plan: Plan) -> None:
     changes = list(_differences(before, now))
     if changes:
         raise ConfigError(
-            f"the study '{plan.study_name}' was started with other settings ({'; '.join(changes[:5])}). Use the same settings "
+            f"the study '{plan.study_name}' was started with other settings ({'; '.join(changes[:5])}). Use the "
+            "same settings "
             "to continue it, or another --study-name for a new study"
         )
 
