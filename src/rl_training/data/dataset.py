@@ -170,7 +170,7 @@ class LazyColumn:
         return cast(AnyArray, self[np.asarray(indices)])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> AnyArray:
-        return cast(AnyArray, np.asarray(self[:], dtype=dtype))
+        return np.asarray(self[:], dtype=dtype)
 
     def _rows(self, rows: Indices) -> AnyArray:
         raise NotImplementedError

@@ -89,6 +89,8 @@ def _spaces(dataset: Dataset, env: gymnasium.Env[Any, Any] | None) -> Iterator[F
 
 def _outside(column: Any, space: spaces.Space[Any]) -> tuple[int, float]:
     """Rows outside of a space, and by how much at most."""
+    low: Any
+    high: Any
     if isinstance(space, spaces.Box):
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     elif isinstance(space, spaces.Discrete):
@@ -145,7 +147,7 @@ def _observations(dataset: Dataset, env: gymnasium.Env[Any, Any] | None) -> Iter
     given: Any = dataset.observation_space if env is None else env.observation_space
     for name, column in parts_of(dataset.observations).items():
         key = name.partition(".")[2]
-        space = given.spaces.get(key) if key and isinstance(given, spaces.Dict) else given
+        space: Any = given.spaces.get(key) if key and isinstance(given, spaces.Dict) else given
         if (env is not None or dataset.metadata.spaces_known) and getattr(space, "shape", None) == column.shape[1:]:
             count, worst = _outside(column, space)
             if count:

@@ -114,7 +114,7 @@ def _find_stepper(dataset: Dataset, env: gymnasium.Env[Any, Any]) -> _Stepper | 
     is_ours = type(inner).__module__.startswith("gymnasium.envs.")
     if isinstance(dataset.observations, dict) or inner.observation_space.shape != dataset.observation_space.shape:
         return "its own observations have another shape than the stored ones"
-    observations = cast(AnyArray, dataset.observations)
+    observations = dataset.observations
     if is_ours and name in CLASSIC:
         set_state = CLASSIC[name]
         return _Stepper(

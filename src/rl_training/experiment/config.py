@@ -125,7 +125,8 @@ class TrainConfig:
                 spec = get_spec(self.algo)
             except ConfigError as error:
                 problems += [f"{source('algo')} > {text}" for text in error.problems]
-        if self.env_id is dataclasses.MISSING and self.dataset is not None:
+        unset: object = dataclasses.MISSING
+        if self.env_id is unset and self.dataset is not None:
             self.env_id = ""
         if self.num_envs is None:
             self.num_envs = spec.default_num_envs if spec else 1

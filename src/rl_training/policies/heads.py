@@ -125,4 +125,5 @@ class StateDependentHead(ActionHead):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> StateDependentGaussian:
         """See `ActionHead.forward`."""
+        assert self.sde is not None
         return StateDependentGaussian(self.linear(features), features.detach(), self.sde.std())

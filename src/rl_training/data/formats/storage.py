@@ -44,7 +44,11 @@ class MappedColumn(np.memmap[Any, Any]):
 
     def __getitem__(self, index: Any) -> Any:
         rows = super().__getitem__(index)
-        if isinstance(rows, np.ndarray) and self.ndim and isinstance(mapping := self._mmap, mmap.mmap):
+        if (
+            isinstance(rows, np.ndarray)
+            and self.ndim
+            and isinstance(mapping := getattr(self, "_mmap", None), mmap.mmap)
+        ):
             row_bytes = self.nbytes // max(1, len(self))
             scattered = isinstance(index, np.ndarray)
             self._touched += len(rows) * max(row_bytes, FAULT_BYTES) if scattered and rows.ndim else rows.nbytes
@@ -54,7 +58,7 @@ class MappedColumn(np.memmap[Any, Any]):
                     mapping.madvise(mmap.MADV_DONTNEED)
         return rows
 
-    def take(self, indices: Any, axis: int | None = 0, *_: Any, **__: Any) -> Any:
+    def take(self, indices: Any, axis: Any = 0, *_: Any, **__: Any) -> Any:
         """Rows, as `numpy.ndarray.take` with axis 0."""
         assert axis == 0, "only rows can be taken"
         return self[np.asarray(indices)]
@@ -235,11 +239,11 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
 def read_npy_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, order and dtype of an .npy stream, which is left at its first row. Objects are refused."""
     try:
-        version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
+        version = np.lib.format.read_magic(file)
         if version == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=10_000)  # type: ignore[no-untyped-call]
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=10_000)
         elif version == (2, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file, max_header_size=10_000)  # type: ignore[no-untyped-call]
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file, max_header_size=10_000)
         else:
             raise ValueError(f"version {version} of the .npy format")
     except (ValueError, TypeError, EOFError, SyntaxError, RecursionError, MemoryError) as error:
