@@ -100,7 +100,7 @@ class DrQv2Algorithm(OffPolicyActorCriticAlgorithm[DrQv2Config]):
     ) -> dict[str, Tensor]:
         """See `OffPolicyActorCriticAlgorithm.gradient_steps`. The actor uses the features of the critic update."""
         critic = self.critic_step(critic_rate, batch, noise=next_noise)
-        actor = self.actor_step(actor_rate, critic["features"], noise=noise)
+        actor = self.actor_step(actor_rate, batch._replace(obs=critic["features"]), noise=noise)
         self.update_targets(self.config.tau)
         return {**self.critic_metrics(critic), "loss/policy": actor["loss"]}
 
@@ -116,10 +116,11 @@ class DrQv2Algorithm(OffPolicyActorCriticAlgorithm[DrQv2Config]):
         next_q = self.critic_target.module(next_features, self.sample(next_features, noise))
         return pessimistic_target(batch.reward, batch.discount, next_q)
 
-    def actor_losses(self, obs: Observation, *, noise: Tensor) -> dict[str, Tensor]:
-        """See `OffPolicyActorCriticAlgorithm.actor_losses`. `obs` are features, so the encoder is not trained."""
-        assert isinstance(obs, Tensor)
-        return {"loss": -self.policy.critic(obs, self.sample(obs, noise)).amin(0).mean()}
+    def actor_losses(self, batch: TransitionBatch, *, noise: Tensor) -> dict[str, Tensor]:
+        """See `OffPolicyActorCriticAlgorithm.actor_losses`. The batch has features, so the encoder is not trained."""
+        features = batch.obs
+        assert isinstance(features, Tensor)
+        return {"loss": -self.policy.critic(features, self.sample(features, noise)).amin(0).mean()}
 
     def sample(self, features: Tensor, noise: Tensor) -> Tensor:
         """The actor's actions [B, A] with clipped noise. The gradient is that of the action before noise and clipping.

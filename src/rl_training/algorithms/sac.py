@@ -14,7 +14,7 @@ from rl_training.algorithms.bases.off_policy_actor_critic import (
     OffPolicyActorCriticAlgorithm,
     OffPolicyActorCriticConfig,
 )
-from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
+from rl_training.contracts.batches import Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.settings import documented, setting
 from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
 from rl_training.functional.ensembles import soft_target
@@ -99,7 +99,7 @@ class SACAlgorithm(OffPolicyActorCriticAlgorithm[SACConfig]):
         critic = self.critic_step(critic_rate, batch, noise=next_noise, alpha=alpha)
         found = {**self.critic_metrics(critic), "train/temperature": alpha}
         if noise is not None:
-            actor = self.actor_step(actor_rate, batch.obs, noise=noise, alpha=alpha)
+            actor = self.actor_step(actor_rate, batch, noise=noise, alpha=alpha)
             found |= {"loss/policy": actor["loss"], "policy/entropy": -actor["log_prob"].mean()}
             if self.config.temperature is None:
                 found["loss/temperature"] = self.temperature_step(actor_rate, actor["log_prob"])["loss"]
@@ -112,10 +112,10 @@ class SACAlgorithm(OffPolicyActorCriticAlgorithm[SACConfig]):
         next_q = self.critic_target.module(batch.next_obs, next_action)
         return soft_target(batch.reward, batch.discount, next_q, next_log_prob, alpha)
 
-    def actor_losses(self, obs: Observation, *, noise: Tensor, alpha: Tensor) -> dict[str, Tensor]:
+    def actor_losses(self, batch: TransitionBatch, *, noise: Tensor, alpha: Tensor) -> dict[str, Tensor]:
         """See `OffPolicyActorCriticAlgorithm.actor_losses`: for newly sampled actions."""
-        action, log_prob = self.policy.actor.sample(obs, noise)
-        return {"loss": sac_actor_loss(log_prob, self.policy.critic(obs, action), alpha), "log_prob": log_prob}
+        action, log_prob = self.policy.actor.sample(batch.obs, noise)
+        return {"loss": sac_actor_loss(log_prob, self.policy.critic(batch.obs, action), alpha), "log_prob": log_prob}
 
     def temperature_losses(self, log_prob: Tensor) -> dict[str, Tensor]:
         """The temperature loss, given log-probabilities [B] of newly sampled actions."""

@@ -14,7 +14,7 @@ from rl_training.algorithms.bases.off_policy_actor_critic import (
     OffPolicyActorCriticAlgorithm,
     OffPolicyActorCriticConfig,
 )
-from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
+from rl_training.contracts.batches import Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.settings import choices, documented, setting, uniform
 from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
 from rl_training.functional.ensembles import pessimistic_target
@@ -73,7 +73,7 @@ class TD3Algorithm(OffPolicyActorCriticAlgorithm[TD3ConfigT], Generic[TD3ConfigT
         """See `OffPolicyActorCriticAlgorithm.gradient_steps`."""
         found = self.critic_metrics(self.critic_step(critic_rate, batch, noise=noise))
         if update_actor:
-            found["loss/policy"] = self.actor_step(actor_rate, batch.obs)["loss"]
+            found["loss/policy"] = self.actor_step(actor_rate, batch)["loss"]
             self.update_targets(self.config.tau)
         return found
 
@@ -84,9 +84,9 @@ class TD3Algorithm(OffPolicyActorCriticAlgorithm[TD3ConfigT], Generic[TD3ConfigT
             next_action = smoothed_action(next_action, self.config.target_noise * noise, self.config.target_noise_clip)
         return pessimistic_target(batch.reward, batch.discount, self.critic_target.module(batch.next_obs, next_action))
 
-    def actor_losses(self, obs: Observation) -> dict[str, Tensor]:
+    def actor_losses(self, batch: TransitionBatch) -> dict[str, Tensor]:
         """See `OffPolicyActorCriticAlgorithm.actor_losses`: minus the mean Q-value of the first critic."""
-        return {"loss": -self.policy.critic(obs, self.policy.actor(obs), slice(1)).mean()}
+        return {"loss": -self.policy.critic(batch.obs, self.policy.actor(batch.obs), slice(1)).mean()}
 
 
 SPEC = AlgorithmSpec(

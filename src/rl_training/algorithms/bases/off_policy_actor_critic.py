@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl_training.accelerate import Accelerated
 from rl_training.contracts.algorithm import Algorithm
-from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
+from rl_training.contracts.batches import Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.schedule import ScheduleOrFloat, value_of
 from rl_training.contracts.settings import documented, log_uniform, setting
 from rl_training.contracts.spec import EnvSpec
@@ -103,7 +103,7 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
         """The TD targets [B] of the critics. A function of tensors only."""
 
     @abstractmethod
-    def actor_losses(self, obs: Observation, *args: Any, **inputs: Any) -> dict[str, Tensor]:
+    def actor_losses(self, batch: TransitionBatch, *args: Any, **inputs: Any) -> dict[str, Tensor]:
         """The `loss` that a step of the actor minimises. A function of tensors only."""
 
     def critic_losses(self, batch: TransitionBatch, **inputs: Tensor) -> dict[str, Tensor]:
