@@ -25,6 +25,7 @@ from rl_training.policies.actors import OffPolicyNetworkConfig, Trunk
 from rl_training.policies.distributions import Categorical, gumbel_noise
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.ensemble import make_members
+from rl_training.policies.exploration import random_actions
 from rl_training.policies.layers import Members
 from rl_training.policies.masks import MASKED, apply_mask, make_policy_encoder, mask_array, mask_of, put_mask
 
@@ -175,3 +176,75 @@ class DiscreteActorCriticPolicy(nn.Module):
         """See `Policy.value`: the minimum over the critics of the expected Q-value."""
         values = (self.actor.distribution(obs).log_probs.exp() * self.critic.q_values(obs)).sum(-1)
         return values.amin(0)
+
+
+class GreedyPolicy(nn.Module):
+    """Takes the action with the largest minimum over the critics; explores by random actions."""
+
+    box_actions: BoxActions = "clip"
+    epsilon: Tensor
+
+    def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig, num_critics: int) -> None:
+        super().__init__()
+        self.num_actions = num_choices(spec)
+        self.masked = spec.action_masks
+        self.critic = DiscreteCritic(spec, network, num_critics)
+        self.register_buffer("epsilon", torch.zeros(()))
+        self._mode = Accelerated(self.mode, self)
+
+    def allowed(self, obs: Observation, values: Tensor) -> Tensor:
+        """Q-values [B, A] with those of actions that must not be taken masked."""
+        if not self.masked:
+            return values
+        mask = mask_of(obs)
+        return apply_mask(values, mask | ~mask.any(dim=1, keepdim=True))
+
+    def mode(self, obs: Observation) -> Tensor:
+        """Greedy actions [B]."""
+        return self.allowed(obs, self.critic.q_values(obs).amin(0)).argmax(dim=1)
+
+    @torch.no_grad()
+    def act(
+        self,
+        obs: Observation,
+        *,
+        deterministic: bool = False,
+        action_mask: Tensor | None = None,
+        state: Any = None,
+        episode_start: Tensor | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> ActOutput:
+        """See `Policy.act`."""
+        if action_mask is not None:
+            obs = put_mask(obs, action_mask, self.masked)
+        greedy = self._mode(obs)
+        if deterministic:
+            return ActOutput(greedy, {})
+        assert rng is not None, "exploration needs a random generator: pass rng"
+        explore = rng.random(len(greedy)) < self.epsilon.item()
+        anything = random_actions(rng, len(greedy), self.num_actions, mask_of(obs) if self.masked else None)
+        chosen = np.where(explore, anything, greedy.cpu().numpy())
+        return ActOutput(torch.from_numpy(chosen).to(greedy.device), {})
+
+    @torch.no_grad()
+    def value(self, obs: Observation) -> Tensor:
+        """See `Policy.value`: the largest Q-value."""
+        return self.allowed(obs, self.critic.q_values(obs).amin(0)).amax(dim=1)
+
+
+class ConstrainedGreedyPolicy(GreedyPolicy):
+    """Greedy among the actions that a model of the behaviour finds probable enough.
+
+    That is, with at least `threshold` times the probability of the most probable action.
+    """
+
+    def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig, num_critics: int, threshold: float) -> None:
+        super().__init__(spec, network, num_critics)
+        self.behaviour = CategoricalActor(spec, network)
+        self.threshold = threshold
+
+    def allowed(self, obs: Observation, values: Tensor) -> Tensor:
+        """See `GreedyPolicy.allowed`."""
+        log_probs = self.behaviour.distribution(obs).log_probs
+        probable = (log_probs - log_probs.amax(dim=1, keepdim=True)).exp() >= self.threshold
+        return apply_mask(super().allowed(obs, values), probable)
