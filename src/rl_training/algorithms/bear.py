@@ -13,9 +13,10 @@ from typing import Literal
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor, nn
+from torch import Tensor
 
 from rl_training.algorithms.bases.behaviour_constrained import BehaviourConstrainedAlgorithm, BehaviourConstrainedConfig
+from rl_training.algorithms.bases.constraint import ConstraintWeight
 from rl_training.contracts.batches import Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.schedule import ScheduleOrFloat
 from rl_training.contracts.settings import choices, documented, log_uniform, setting
@@ -23,9 +24,6 @@ from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
 from rl_training.functional.conservative import maximum_mean_discrepancy
 from rl_training.policies.behaviour import SupportedPolicy
 from rl_training.policies.parameters import GradientStep, ParameterStore
-
-LOG_WEIGHT_RANGE = (-5.0, 10.0)
-"""Bounds of the log of the constraint's weight."""
 
 
 @documented
@@ -52,23 +50,6 @@ class BEARConfig(BehaviourConstrainedConfig):
     warmup_updates: int = setting(
         40_000, "Gradient steps at the start in which the actor only matches the behaviour.", ge=0
     )
-
-
-class ConstraintWeight(nn.Module):
-    """The learned weight of a constraint, exp(log_weight)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.log_weight = nn.Parameter(torch.zeros(()))
-
-    def forward(self) -> Tensor:
-        """The weight."""
-        return self.log_weight.exp()
-
-    @torch.no_grad()
-    def clip(self) -> None:
-        """Keep the weight within its bounds."""
-        self.log_weight.clamp_(*LOG_WEIGHT_RANGE)
 
 
 class BEARAlgorithm(BehaviourConstrainedAlgorithm[BEARConfig]):

@@ -18,7 +18,6 @@ from rl_training.policies.actors import (
     ContinuousPolicy,
     OffPolicyNetworkConfig,
     SquashedGaussianActor,
-    Trunk,
     num_actions,
 )
 from rl_training.policies.distributions import normal_noise
@@ -123,7 +122,7 @@ class BestOfPolicy(ContinuousPolicy):
         self.num_candidates = num_candidates
         self.register_buffer("candidate_noise", torch.randn(num_candidates, self.noise_size))
 
-    def q_values(self, critic: EnsembleCritic, obs: Observation, action: Tensor, members: Any = None) -> Tensor:
+    def candidate_values(self, critic: EnsembleCritic, obs: Observation, action: Tensor, members: Any = None) -> Tensor:
         """Q-values [E, B, N] of actions [B, N, A]."""
         count = action.shape[1]
         values: Tensor = critic(repeat_rows(obs, count), action.flatten(0, 1), members)
@@ -132,7 +131,7 @@ class BestOfPolicy(ContinuousPolicy):
     def best(self, obs: Observation, noise: Tensor) -> Tensor:
         """The best candidates [B, A]."""
         candidates = self.candidates(obs, noise)
-        index = self.q_values(self.critic, obs, candidates, slice(1))[0].argmax(dim=1)
+        index = self.candidate_values(self.critic, obs, candidates, slice(1))[0].argmax(dim=1)
         return candidates.gather(1, index[:, None, None].expand(-1, 1, candidates.shape[2])).squeeze(1)
 
     def mode(self, obs: Observation) -> Tensor:

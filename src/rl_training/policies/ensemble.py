@@ -25,6 +25,10 @@ def _count(members: Members, num_members: int) -> int:
     return len(members) if isinstance(members, Tensor) else len(range(num_members)[members])
 
 
+def _indices(members: Members, num_members: int) -> Sequence[int]:
+    return members.tolist() if isinstance(members, Tensor) else range(num_members)[members]
+
+
 class EnsembleMLP(nn.Module):
     """E fully connected networks with the same input and `num_outputs` outputs each.
 
@@ -57,9 +61,9 @@ class EnsembleMLP(nn.Module):
         self.norms = nn.ModuleList(norms)
 
     def forward(self, x: Tensor, members: Members | None = None) -> Tensor:
-        """From [B, inputs] to [E, B, outputs]; `members` selects networks."""
+        """From [B, inputs], or [E, B, inputs] for inputs of their own, to [E, B, outputs]; `members` selects networks."""
         num_members = self.num_members if members is None else _count(members, self.num_members)
-        x = x.expand(num_members, *x.shape)
+        x = x.expand(num_members, *x.shape[-2:])
         if self.is_batch_norm:
             x = self.norms[0](x, members)
         for index, layer in enumerate(self.layers):
@@ -91,9 +95,9 @@ class OwnEnsemble(nn.Module):
 
     def forward(self, x: Tensor, members: Members | None = None) -> Tensor:
         """See `EnsembleMLP.forward`."""
-        if isinstance(members, Tensor):
-            return torch.stack([self.networks[index](x) for index in members.tolist()])
-        return torch.stack([network(x) for network in (self.networks if members is None else self.networks[members])])
+        chosen = range(len(self.networks)) if members is None else _indices(members, len(self.networks))
+        inputs = x.expand(len(chosen), *x.shape[-2:])
+        return torch.stack([self.networks[index](part) for index, part in zip(chosen, inputs.unbind(), strict=True)])
 
 
 def make_members(num_members: int, num_inputs: int, num_outputs: int, network: OffPolicyNetworkConfig) -> nn.Module:
@@ -133,3 +137,9 @@ class EnsembleCritic(nn.Module):
         inputs = torch.cat((features, action.reshape(features.shape[0], -1)), dim=1)
         values: Tensor = self.members(inputs, members)
         return values.squeeze(-1) if self.num_outputs == 1 else values
+
+    def of_own_actions(self, obs: Observation, actions: Tensor) -> Tensor:
+        """Q-values [E, B] where each critic has actions of its own, [E, B, A]."""
+        features = self.encoder(obs)
+        values: Tensor = self.members(torch.cat((features.expand(len(actions), *features.shape), actions), dim=2))
+        return values.squeeze(-1)

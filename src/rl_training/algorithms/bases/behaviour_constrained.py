@@ -14,7 +14,6 @@ from rl_training.algorithms.bases.off_policy_actor_critic import (
     OffPolicyActorCriticConfig,
 )
 from rl_training.contracts.batches import TransitionBatch
-from rl_training.contracts.schedule import ScheduleOrFloat
 from rl_training.contracts.settings import documented, log_uniform, setting, uniform
 from rl_training.contracts.spec import EnvSpec
 from rl_training.functional.conservative import soft_clipped_value, vae_loss
@@ -70,9 +69,7 @@ class BehaviourConstrainedAlgorithm(
     def behaviour_losses(self, batch: TransitionBatch, latent_noise: Tensor) -> dict[str, Tensor]:
         """The loss of the behaviour model, given noise [B, Z]."""
         action = batch.action.flatten(1)
-        return {
-            "loss": vae_loss(*self._decoded(batch, action, latent_noise), kl_coef=self.config.behaviour_kl_coef)
-        }
+        return {"loss": vae_loss(*self._decoded(batch, action, latent_noise), kl_coef=self.config.behaviour_kl_coef)}
 
     def _decoded(self, batch: TransitionBatch, action: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         decoded, mean, log_std = self.policy.behaviour(batch.obs, action, noise)
@@ -80,6 +77,6 @@ class BehaviourConstrainedAlgorithm(
 
     def best_target(self, batch: TransitionBatch, next_actions: Tensor) -> Tensor:
         """Targets [B] with the best of several next actions [B, N, A]."""
-        next_q = self.policy.q_values(self.critic_target.module, batch.next_obs, next_actions)
+        next_q = self.policy.candidate_values(self.critic_target.module, batch.next_obs, next_actions)
         best = soft_clipped_value(next_q, self.config.min_weight).amax(dim=1)
         return batch.reward + batch.discount * best
