@@ -104,6 +104,24 @@ def sac_actor_loss(log_prob: Tensor, q: Tensor, temperature: Tensor | float) -> 
     return (temperature * log_prob - q.amin(0)).mean()
 
 
+def expected_sac_actor_loss(log_probs: Tensor, q: Tensor, temperature: Tensor | float) -> Tensor:
+    """The expectation [B] of alpha log pi(a|s) - Q(s, a) over discrete actions (Christodoulou 2019, eq. 10, 12).
+
+    `log_probs` and `q` are [B, A].
+
+    Example: two equally probable actions with values 1 and 3: -log 2 - 2
+        >>> log_probs, q = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[1.0, 3.0]])
+        >>> round(expected_sac_actor_loss(log_probs, q, 1.0).item(), 4)
+        -2.6931
+    """
+    return (log_probs.exp() * (temperature * log_probs - q)).sum(dim=1)
+
+
+def entropy_shortfall_loss(log_alpha: Tensor, entropy: Tensor, target_entropy: Tensor) -> Tensor:
+    """The mean of alpha (entropy - target entropy): alpha grows while entropies [B] are below their target."""
+    return log_alpha.exp() * (entropy.detach() - target_entropy).mean()
+
+
 def temperature_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
     """The mean of -alpha (log pi(a|s) + target entropy) (Haarnoja et al. 2018b, eq. 18); log_prob [B] is a constant.
 

@@ -61,7 +61,7 @@ class EnsembleMLP(nn.Module):
         self.norms = nn.ModuleList(norms)
 
     def forward(self, x: Tensor, members: Members | None = None) -> Tensor:
-        """From [B, inputs], or [E, B, inputs] for inputs of their own, to [E, B, outputs]; `members` selects networks."""
+        """From [B, inputs] to [E, B, outputs]; `members` selects networks. Inputs [E, B, inputs] differ by network."""
         num_members = self.num_members if members is None else _count(members, self.num_members)
         x = x.expand(num_members, *x.shape[-2:])
         if self.is_batch_norm:
