@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -54,6 +55,9 @@ class SACConfig(OffPolicyActorCriticConfig):
         return found
 
 
+SACConfigT = TypeVar("SACConfigT", bound=SACConfig)
+
+
 class Temperature(nn.Module):
     """The learned temperature, alpha = exp(log_alpha)."""
 
@@ -62,13 +66,13 @@ class Temperature(nn.Module):
         self.log_alpha = nn.Parameter(torch.tensor(math.log(initial)))
 
 
-class SACAlgorithm(OffPolicyActorCriticAlgorithm[SACConfig]):
+class SACAlgorithm(OffPolicyActorCriticAlgorithm[SACConfigT], Generic[SACConfigT]):
     """A stochastic actor that maximises Q-values plus its entropy, weighted by the temperature."""
 
     policy: SquashedGaussianPolicy
-    policy_class = SquashedGaussianPolicy
+    policy_class: ClassVar[type[SquashedGaussianPolicy]] = SquashedGaussianPolicy
 
-    def __init__(self, config: SACConfig, spec: EnvSpec, device: torch.device, rng: np.random.Generator) -> None:
+    def __init__(self, config: SACConfigT, spec: EnvSpec, device: torch.device, rng: np.random.Generator) -> None:
         super().__init__(config, spec, device, rng)
         default_entropy = -float(self.policy.num_actions)
         self.target_entropy = default_entropy if config.target_entropy is None else config.target_entropy
@@ -87,16 +91,26 @@ class SACAlgorithm(OffPolicyActorCriticAlgorithm[SACConfig]):
         """Update the critics; every `policy_delay` updates also the actor and the temperature; then the targets."""
         rates = self.start_update(batch, progress)
         update_actor = (progress.updates + 1) % self.config.policy_delay == 0
-        next_noise = self.draw_noise(batch)
+        draws = self.target_draws(batch)
         noise = self.draw_noise(batch) if update_actor else None
-        return self.result(self.gradient_steps(batch, next_noise=next_noise, noise=noise, **rates), rates)
+        return self.result(self.gradient_steps(batch, draws=draws, noise=noise, **rates), rates)
+
+    def target_draws(self, batch: TransitionBatch) -> dict[str, Tensor]:
+        """The random numbers that `q_target` takes, by name."""
+        return {"noise": self.draw_noise(batch)}
 
     def gradient_steps(
-        self, batch: TransitionBatch, *, next_noise: Tensor, noise: Tensor | None, actor_rate: float, critic_rate: float
+        self,
+        batch: TransitionBatch,
+        *,
+        draws: dict[str, Tensor],
+        noise: Tensor | None,
+        actor_rate: float,
+        critic_rate: float,
     ) -> dict[str, Tensor]:
         """See `OffPolicyActorCriticAlgorithm.gradient_steps`. Actor and temperature are updated only with `noise`."""
         alpha = self.alpha()
-        critic = self.critic_step(critic_rate, batch, noise=next_noise, alpha=alpha)
+        critic = self.critic_step(critic_rate, batch, alpha=alpha, **draws)
         found = {**self.critic_metrics(critic), "train/temperature": alpha}
         if noise is not None:
             actor = self.actor_step(actor_rate, batch.obs, noise=noise, alpha=alpha)
@@ -115,7 +129,7 @@ class SACAlgorithm(OffPolicyActorCriticAlgorithm[SACConfig]):
     def actor_losses(self, obs: Observation, *, noise: Tensor, alpha: Tensor) -> dict[str, Tensor]:
         """See `OffPolicyActorCriticAlgorithm.actor_losses`: for newly sampled actions."""
         action, log_prob = self.policy.actor.sample(obs, noise)
-        return {"loss": sac_actor_loss(log_prob, self.policy.critic(obs, action), alpha), "log_prob": log_prob}
+        return {"loss": sac_actor_loss(log_prob, self.policy.q_values(obs, action), alpha), "log_prob": log_prob}
 
     def temperature_losses(self, log_prob: Tensor) -> dict[str, Tensor]:
         """The temperature loss, given log-probabilities [B] of newly sampled actions."""

@@ -173,8 +173,8 @@ class SquashedGaussianActor(nn.Module):
 class ContinuousPolicy(nn.Module):
     """An actor, its critics, and action noise for exploration. Base class of the two policies below.
 
-    `own_encoder` makes the encoders of the actor and of the critics, to replace the one that `network` names. The state
-    that `act` returns is the noise [N, A] if that is correlated over time, with gSDE that of `StateDependentNoise`,
+    `own_encoder` makes the encoders of the actor and of the critics, to replace the one that `network` names; the
+    critics have `num_outputs` outputs each. The state that `act` returns is the noise [N, A] if that is correlated over time, with gSDE that of `StateDependentNoise`,
     else None.
     """
 
@@ -192,6 +192,7 @@ class ContinuousPolicy(nn.Module):
         num_critics: int,
         noise: NoiseConfig,
         own_encoder: Callable[[], Encoder | None] = lambda: None,
+        num_outputs: int = 1,
     ) -> None:
         super().__init__()
         self.action_shape = tuple(spec.action_space.shape or ())
@@ -199,7 +200,7 @@ class ContinuousPolicy(nn.Module):
         self.noise = noise
         self.register_buffer("noise_std", torch.tensor(value_of(noise.std, 0.0), dtype=torch.float32))
         self.actor = self.actor_class(spec, network, own_encoder())
-        self.critic = EnsembleCritic(spec, network, num_critics, own_encoder())
+        self.critic = EnsembleCritic(spec, network, num_critics, own_encoder(), num_outputs)
         self._outputs = ArrayNetwork(self._acting_layers)
         self._mode = Accelerated(self.mode, self)
         self._sample = Accelerated(self.sample, self)
@@ -279,11 +280,15 @@ class ContinuousPolicy(nn.Module):
             return gaussian_noise(self.noise_std, normal)
         return ou_noise(state, episode_start, self.noise_std, normal, theta=self.noise.theta, dt=self.noise.dt)
 
+    def q_values(self, obs: Observation, action: Tensor) -> Tensor:
+        """Q-values [E, B] of actions; the smallest is what the policy should maximise."""
+        values: Tensor = self.critic(obs, action)
+        return values
+
     @torch.no_grad()
     def value(self, obs: Observation) -> Tensor:
-        """See `Policy.value`: the minimum over the critics for the deterministic action."""
-        values: Tensor = self.critic(obs, self.mode(obs))
-        return values.amin(0)
+        """See `Policy.value`: the smallest Q-value of the deterministic action."""
+        return self.q_values(obs, self.mode(obs)).amin(0)
 
 
 class DeterministicPolicy(ContinuousPolicy):
@@ -341,3 +346,12 @@ class SquashedGaussianPolicy(ContinuousPolicy):
             return np.tanh(mean)
         std = np.exp(np.minimum(np.maximum(log_std, LOG_STD_RANGE[0]), LOG_STD_RANGE[1]))
         return np.tanh(mean + std * normal_noise(rng, mean.shape))
+
+
+class MeanCriticPolicy(SquashedGaussianPolicy):
+    """A policy that maximises the mean over its critics, and over their quantiles, instead of the minimum."""
+
+    def q_values(self, obs: Observation, action: Tensor) -> Tensor:
+        """See `ContinuousPolicy.q_values`: the mean, [1, B]."""
+        values: Tensor = self.critic(obs, action)
+        return values.mean((0, 2) if values.dim() == 3 else 0).unsqueeze(0)

@@ -1,8 +1,9 @@
-"""The base of DDPG, TD3, SAC and DrQ-v2: an actor, an ensemble of critics, target networks, and the critic update."""
+"""The base of DDPG, TD3, SAC, DrQ-v2 and SAC's relatives: an actor, critics, target networks, and the critic update."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -74,23 +75,43 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
     policy_class: ClassVar[type[ContinuousPolicy]]
     critic_parts: ClassVar[tuple[str, ...]] = ("critic",)
     """Parts of the policy that the critics' loss trains."""
+    has_critic_target: ClassVar[bool] = True
+    """Whether the critics have a target network."""
+    drops_in_target: ClassVar[bool] = False
+    """Whether dropout stays active in the critics' target network."""
+    trains_one_network: ClassVar[bool] = False
+    """Whether a gradient step evaluates the network that it does not train in evaluation mode."""
 
     def __init__(
         self, config: OffPolicyActorCriticConfigT, spec: EnvSpec, device: torch.device, rng: np.random.Generator
     ) -> None:
         super().__init__(config, spec, device, rng)
         with seeded_weights(rng):
-            self.policy = self.policy_class(spec, config.network, config.num_critics, config.noise).to(device)
+            self.policy = self.make_policy().to(device)
         self.policy.rollout_steps = config.num_steps
         self.actor_store = ParameterStore(self.policy, config.optimizer, parts=["actor"])
         self.critic_store = ParameterStore(self.policy, config.optimizer, parts=self.critic_parts)
-        self.critic_target: Target[EnsembleCritic] = Target(self.policy, self.critic_store, part="critic")
-        norm = config.max_grad_norm
-        self.critic_step = GradientStep(self.critic_store, self.critic_losses, module=self.policy, max_grad_norm=norm)
-        self.actor_step = GradientStep(self.actor_store, self.actor_losses, module=self.policy, max_grad_norm=norm)
+        if self.has_critic_target:
+            self.critic_target: Target[EnsembleCritic] = Target(
+                self.policy, self.critic_store, part="critic", training=self.drops_in_target
+            )
+        self.critic_step = self._gradient_step(self.critic_store, self.critic_losses, "critic")
+        self.actor_step = self._gradient_step(self.actor_store, self.actor_losses, "actor")
         self.gradient_steps = Accelerated(  # type: ignore[method-assign]
             self.gradient_steps, self.policy, why_plain=self.actor_store.why_plain
         )
+
+    def _gradient_step(
+        self, store: ParameterStore, losses: Callable[..., dict[str, Tensor]], part: str
+    ) -> GradientStep:
+        training = part if self.trains_one_network else ""
+        norm = self.config.max_grad_norm
+        return GradientStep(store, losses, module=self.policy, max_grad_norm=norm, training=training)
+
+    def make_policy(self) -> ContinuousPolicy:
+        """A new policy."""
+        config = self.config
+        return self.policy_class(self.spec, config.network, config.num_critics, config.noise)
 
     @abstractmethod
     def gradient_steps(self, batch: TransitionBatch, *args: Any, **inputs: Any) -> dict[str, Tensor]:
@@ -107,14 +128,17 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
     def actor_losses(self, obs: Observation, *args: Any, **inputs: Any) -> dict[str, Tensor]:
         """The `loss` that a step of the actor minimises. A function of tensors only."""
 
-    def critic_losses(self, batch: TransitionBatch, **inputs: Tensor) -> dict[str, Tensor]:
+    def critic_losses(self, batch: TransitionBatch, *args: Any, **inputs: Any) -> dict[str, Tensor]:
         """The critics' `loss`; `priorities` [B] are absolute TD errors, averaged over the critics.
 
         `inputs` are the arguments of `q_target` after the batch.
         """
         with torch.no_grad():
-            q_target = self.q_target(batch, **inputs)
-        q_pred: Tensor = self.policy.critic(batch.obs, batch.action)
+            q_target = self.q_target(batch, *args, **inputs)
+        return self.td_losses(batch, self.policy.critic(batch.obs, batch.action), q_target)
+
+    def td_losses(self, batch: TransitionBatch, q_pred: Tensor, q_target: Tensor) -> dict[str, Tensor]:
+        """The results of `critic_losses` for predictions [E, B] and targets [B]."""
         errors = (q_pred.detach() - q_target).abs().mean(0)
         loss = ensemble_td_loss(q_pred, q_target, batch.weight)
         return {"loss": loss, "q_mean": q_pred.detach().mean(), "priorities": errors}
@@ -130,7 +154,7 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
 
     def targets(self) -> list[Target[Any]]:
         """All target networks."""
-        return [self.critic_target]
+        return [self.critic_target] if self.has_critic_target else []
 
     def explore(self, progress: Progress) -> ContinuousPolicy:
         """See `Algorithm.explore`: sets the scheduled standard deviation of the noise."""
