@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from rl_training.functional import distributional
-from rl_training.functional.distributional import categorical_projection, kl_divergence, quantile_huber_loss
+from rl_training.functional.distributional import (
+    categorical_projection,
+    ensemble_quantile_loss,
+    kl_divergence,
+    quantile_huber_loss,
+    soft_quantile_target,
+    truncated_mixture,
+)
 
 ATOMS = torch.tensor([0.0, 1.0, 2.0, 3.0])
 
@@ -211,3 +218,30 @@ def test_the_minimum_is_at_the_quantiles():
         quantile_huber_loss(pred, target, fractions, kappa=0.01).sum().backward()
         optimizer.step()
     assert pred[0].tolist() == pytest.approx([9.5, 49.5, 89.5], abs=1.0)
+
+
+def test_the_largest_of_all_pooled_quantiles_are_dropped():
+    # two critics, two rows, three quantiles: of one row both of the largest are the first critic's
+    quantiles = torch.tensor([[[1.0, 9.0, 8.0], [3.0, 2.0, 1.0]], [[2.0, 0.0, 5.0], [7.0, -1.0, 1.5]]])
+    assert truncated_mixture(quantiles, 2).tolist() == [[0.0, 1.0, 2.0, 5.0], [-1.0, 1.0, 1.5, 2.0]]
+    assert truncated_mixture(quantiles, 0)[1].tolist() == [-1.0, 1.0, 1.5, 2.0, 3.0, 7.0]
+
+
+def test_soft_quantile_target():
+    # 1 + 0.5 * (4 + 0.5 * 2), 1 + 0.5 * (-2 + 0.5 * 2); terminated: the reward alone
+    reward, discount, log_prob = torch.tensor([1.0, 3.0]), torch.tensor([0.5, 0.0]), torch.tensor([-2.0, 5.0])
+    target = soft_quantile_target(reward, discount, torch.tensor([[4.0, -2.0], [6.0, 7.0]]), log_prob, 0.5)
+    assert target.tolist() == [[3.5, 0.5], [3.0, 3.0]]
+
+
+def test_quantile_loss_of_an_ensemble():
+    # one row, fractions 0.25 and 0.75, targets 0 and 4. The first critic predicts 0 and 2:
+    #   0.25 * (0 + 3.5) / 2 = 0.4375; u = -2 and 2: (0.25 * 1.5 + 0.75 * 1.5) / 2 = 0.75
+    # the second 4 and 4.5: u = -4 and 0: 0.75 * 3.5 / 2 = 1.3125; u = -4.5 and -0.5: 0.25 * (4 + 0.125) / 2 = 0.515625
+    pred = torch.tensor([[[0.0, 2.0]], [[4.0, 4.5]]], requires_grad=True)
+    loss = ensemble_quantile_loss(pred, torch.tensor([[0.0, 4.0]]))
+    assert loss.tolist() == pytest.approx([(0.4375 + 0.75) / 2 + (1.3125 + 0.515625) / 2])
+    loss.sum().backward()
+    # minus |fraction - (u < 0)| clip(u), averaged over targets and quantiles
+    expected = [[-(0.25 * 1) / 4, -(-0.25 + 0.75) / 4], [0.75 / 4, (0.25 + 0.25 * 0.5) / 4]]
+    assert pred.grad[:, 0].flatten().tolist() == pytest.approx(sum(expected, []))

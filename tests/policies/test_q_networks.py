@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.spec import EnvSpec
+from rl_training.functional.distributional import midpoints
 from rl_training.policies.noisy import NoisyLinear, noisy_layers, reset_noise
 from rl_training.policies.q_networks import (
     CategoricalQNetwork,
@@ -18,7 +19,6 @@ from rl_training.policies.q_networks import (
     QNetworkConfig,
     QPolicy,
     QuantileQNetwork,
-    midpoints,
 )
 
 A, B = 3, 5

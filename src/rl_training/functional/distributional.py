@@ -1,4 +1,4 @@
-"""Return distributions: categorical on fixed atoms, or given by quantiles. B batch, K atoms or quantiles."""
+"""Return distributions: categorical on fixed atoms, or given by quantiles. B batch, K atoms or quantiles, E critics."""
 
 from __future__ import annotations
 
@@ -30,6 +30,60 @@ def categorical_projection(probs: Tensor, reward: Tensor, discount: Tensor, supp
     below = below.long()
     projected = torch.zeros_like(probs).scatter_add_(1, below, probs - to_above)
     return projected.scatter_add_(1, (below + 1).clamp_(max=last), to_above)
+
+
+def midpoints(count: int) -> Tensor:
+    """The midpoints of `count` equal parts of [0, 1].
+
+    Example:
+        >>> midpoints(2).tolist()
+        [0.25, 0.75]
+    """
+    return (torch.arange(count) + 0.5) / count
+
+
+def truncated_mixture(quantiles: Tensor, num_dropped: int) -> Tensor:
+    """The pooled and sorted quantiles [B, E K - num_dropped] of E critics, [E, B, K], without the largest.
+
+    Kuznetsov et al. 2020, arXiv:2005.04269, section 3.
+
+    Example:
+        >>> truncated_mixture(torch.tensor([[[1.0, 5.0]], [[4.0, 0.0]]]), num_dropped=1).tolist()
+        [[0.0, 1.0, 4.0]]
+    """
+    pooled = quantiles.transpose(0, 1).flatten(1)
+    return pooled.sort(dim=1).values[:, : pooled.shape[1] - num_dropped]
+
+
+def soft_quantile_target(
+    reward: Tensor, discount: Tensor, next_quantiles: Tensor, next_log_prob: Tensor, temperature: Tensor | float
+) -> Tensor:
+    """Quantiles [B, M] of the soft target, from M quantiles [B, M] of the next value and the next action's entropy.
+
+    Kuznetsov et al. 2020, eq. 12.
+
+    Example:
+        >>> one = torch.ones(1)
+        >>> soft_quantile_target(one, 0.5 * one, torch.tensor([[4.0, 6.0]]), -one, 2.0).tolist()
+        [[4.0, 5.0]]
+    """
+    future = next_quantiles - (temperature * next_log_prob).unsqueeze(1)
+    return torch.addcmul(reward.unsqueeze(1), discount.unsqueeze(1), future)
+
+
+def ensemble_quantile_loss(pred: Tensor, target: Tensor, kappa: float = 1.0) -> Tensor:
+    """Quantile Huber losses [B] of E critics, summed over them (Kuznetsov et al. 2020, eq. 10).
+
+    `pred` [E, B, K] are quantiles at the midpoints of K equal fractions, `target` [B, M] those of the target. The loss
+    of a critic is the mean over its quantiles and over the target's.
+
+    Example: two critics with one quantile each, the medians 0 and 1, for the samples -3 and 3:
+        >>> ensemble_quantile_loss(torch.tensor([[[0.0]], [[1.0]]]), torch.tensor([[-3.0, 3.0]])).tolist()
+        [2.5]
+    """
+    num_members, _, num_quantiles = pred.shape
+    fractions = midpoints(num_quantiles).to(pred).repeat(num_members)
+    return quantile_huber_loss(pred.transpose(0, 1).flatten(1), target, fractions, kappa) / num_quantiles
 
 
 def kl_divergence(target_probs: Tensor, log_probs: Tensor) -> Tensor:

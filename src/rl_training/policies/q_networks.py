@@ -22,6 +22,7 @@ from rl_training.contracts.errors import ConfigError, SpaceError
 from rl_training.contracts.plugins import ENCODERS, NETWORKS
 from rl_training.contracts.settings import choices, documented, setting
 from rl_training.contracts.spec import BoxActions, EnvSpec
+from rl_training.functional.distributional import midpoints
 from rl_training.policies.exploration import random_actions
 from rl_training.policies.layers import LayerOptions, Norm
 from rl_training.policies.masks import MASKED, apply_mask, make_policy_encoder, mask_array, mask_of, put_mask
@@ -226,16 +227,6 @@ class ImplicitQuantileQNetwork(QNetwork):
     def expected(self, outputs: Tensor) -> Tensor:
         """See `QNetwork.expected`."""
         return outputs.mean(dim=2)
-
-
-def midpoints(count: int) -> Tensor:
-    """The midpoints of `count` equal parts of [0, 1].
-
-    Example:
-        >>> midpoints(2).tolist()
-        [0.25, 0.75]
-    """
-    return (torch.arange(count) + 0.5) / count
 
 
 NetworkT = TypeVar("NetworkT", bound=QNetwork)

@@ -29,7 +29,7 @@ from rl_training.runtime.callbacks import Every
 from rl_training.testing.loose_state import loose_state
 from rl_training.testing.probes import ACTIONS, PROBE, Probe
 from rl_training.testing.resume import crash_and_resume, differences
-from rl_training.testing.small import SIZES, small_networks, small_settings
+from rl_training.testing.small import small_networks, small_settings, small_sizes
 
 T = TypeVar("T")
 OTHER_SPACES = {**ACTIONS, "Text": spaces.Text(5), "Tuple": spaces.Tuple([spaces.Discrete(2)])}
@@ -260,12 +260,12 @@ class _Suite:
         self, kind: str, actions: str, read: Callable[[Agent], T], is_good: Callable[[T], bool]
     ) -> tuple[T, int]:
         """Train on a probe until `is_good` or the last step; returns what `read` gives, and the number of steps."""
-        names = self.spec.config.__dataclass_fields__
+        names = self.spec.config.__dataclass_fields__.keys() - self.spec.config().unused()
         own: dict[str, Any] = {"gamma": 0.9, **small_networks(self.spec, 32)}
         if issubclass(self.spec.config, OffPolicyConfig):
             own |= {"buffer_size": 2_000, "batch_size": 32, "learning_starts": 200, "num_steps": 1}
             own |= {"updates_per_step": 0.5, "learning_rate": 3e-3, "tau": 0.05, "target_update_every": 1}
-            own |= {name: value for name, value in SIZES.items() if name not in own}
+            own |= {name: value for name, value in small_sizes(self.spec).items() if name not in own}
             num_envs, steps = 1, STEPS["off-policy"]
         else:
             own |= {"num_steps": 8, "num_epochs": 4, "learning_rate": 0.01}

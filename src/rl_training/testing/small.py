@@ -18,6 +18,8 @@ SIZES: dict[str, Any] = {
     "embedding_size": 8,
     "target_update_every": 7,
 }
+LIMITS = {"policy_delay": 2}
+"""Largest values of settings that would keep a short run from making every kind of update."""
 REPLAY = {"buffer_size": 200, "batch_size": 8, "learning_starts": 10, "num_steps": 2, "updates_per_step": 0.5}
 
 
@@ -26,8 +28,14 @@ def small_settings(spec: AlgorithmSpec, **changes: Any) -> dict[str, Any]:
     names = spec.config.__dataclass_fields__
     if not issubclass(spec.config, OffPolicyConfig):
         return {**({"num_steps": 16} if "num_steps" in names else {}), **changes}
-    own = {name: value for name, value in SIZES.items() if name in names}
-    return {**REPLAY, **own, **small_networks(spec, 8), **changes}
+    return {**REPLAY, **small_sizes(spec), **small_networks(spec, 8), **changes}
+
+
+def small_sizes(spec: AlgorithmSpec) -> dict[str, Any]:
+    """Sizes and periods of the algorithm."""
+    config = spec.config()
+    own = {name: value for name, value in SIZES.items() if hasattr(config, name)}
+    return own | {name: limit for name, limit in LIMITS.items() if getattr(config, name, limit) > limit}
 
 
 def small_networks(spec: AlgorithmSpec, width: int) -> dict[str, Any]:

@@ -127,13 +127,13 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
     def actor_losses(self, batch: TransitionBatch, *args: Any, **inputs: Any) -> dict[str, Tensor]:
         """The `loss` that a step of the actor minimises. A function of tensors only."""
 
-    def critic_losses(self, batch: TransitionBatch, **inputs: Tensor) -> dict[str, Tensor]:
+    def critic_losses(self, batch: TransitionBatch, *args: Any, **inputs: Any) -> dict[str, Tensor]:
         """The critics' `loss`; `priorities` [B] are absolute TD errors, averaged over the critics.
 
         `inputs` are the arguments of `q_target` after the batch.
         """
         with torch.no_grad():
-            q_target = self.q_target(batch, **inputs)
+            q_target = self.q_target(batch, *args, **inputs)
         return self.td_losses(batch, self.policy.critic(batch.obs, batch.action), q_target)
 
     def td_losses(self, batch: TransitionBatch, q_pred: Tensor, q_target: Tensor) -> dict[str, Tensor]:
