@@ -29,7 +29,7 @@ from rl_training.contracts.arrays import ArrayObservation
 from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError, ConfigError, DataError
 from rl_training.contracts.random import draw_seed, random_stream
-from rl_training.contracts.spec import ACTION_MASK
+from rl_training.contracts.spec import ACTION_MASK, EnvSpec
 from rl_training.data.dataset import Dataset, read_dataset
 from rl_training.deploy.export import ExportFormat, export_policy
 from rl_training.deploy.fitted_q import FQEConfig
@@ -423,6 +423,11 @@ class Agent:
     def algorithm(self) -> Algorithm[Any]:
         """The learning algorithm."""
         return self._experiment.trainer.algorithm
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The spaces that the agent was made for."""
+        return self._experiment.spec
 
     @property
     def num_timesteps(self) -> int:

@@ -135,11 +135,16 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
 
         Targets take the policy's deterministic next action and the minimum of the target critics.
         """
-        next_q = self.critic_target.module(batch.next_obs, self.policy.mode(batch.next_obs))
+        next_q = self.q_values(self.critic_target.module, batch.next_obs, self.policy.mode(batch.next_obs))
         q_target = pessimistic_target(batch.reward, batch.discount, next_q)
-        data_q: Tensor = self.policy.critic(batch.obs, batch.action)
-        policy_q: Tensor = self.policy.critic(batch.obs, self.policy.mode(batch.obs))
+        data_q = self.q_values(self.policy.critic, batch.obs, batch.action)
+        policy_q = self.q_values(self.policy.critic, batch.obs, self.policy.mode(batch.obs))
         return {"td_error": (data_q - q_target).square().mean().sqrt(), **q_statistics(data_q, policy_q)}
+
+    def q_values(self, critic: EnsembleCritic, obs: Observation, action: Tensor) -> Tensor:
+        """Q-values [E, B] of observations; overridden where the critic takes features of a shared encoder."""
+        values: Tensor = critic(obs, action)
+        return values
 
     def targets(self) -> list[Target[Any]]:
         """All target networks."""
