@@ -558,7 +558,9 @@ def _override(config: TrainConfig, settings: Mapping[str, Any], algo: str) -> Tr
     return config.updated(changes, "keywords")
 
 
-def make_agent(algo: str, env: EnvLike | TrainConfig, *, eval_env: EnvLike | None = None, **settings: Any) -> Agent:
+def make_agent(
+    algo: str, env: EnvLike | TrainConfig | None = None, *, eval_env: EnvLike | None = None, **settings: Any
+) -> Agent:
     """Create an agent by the lower-case name of its algorithm; arguments as for its class.
 
     Example:
