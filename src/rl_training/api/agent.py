@@ -435,6 +435,11 @@ class Agent:
         return self._experiment.trainer.env_steps
 
     @property
+    def position(self) -> int:
+        """Environment steps plus gradient steps on recorded data; what logs and checkpoints count."""
+        return self._experiment.trainer.position
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """Config, seed, versions, hardware and environment, as `save` writes them."""
         return {

@@ -101,7 +101,7 @@ def overall_panel(found: Sequence[Competitor]) -> Panel:
         tasks, all_evaluated = [], True
         for task in entry.tasks.values():
             runs, evaluated = curves_of(task)
-            score, total = task.normalization.score, task.total_timesteps
+            score, total = task.normalization.score, task.budget
             if runs:
                 tasks.append([[(step / total, score(value)) for step, value in run] for run in runs])
                 all_evaluated &= evaluated
