@@ -306,7 +306,8 @@ def transitions(env, seed=0):
     reward, weight = (torch.from_numpy(rng.random(rows, dtype=np.float32)) for _ in range(2))
     discount = torch.where(torch.arange(rows) % 5 == 0, 0.0, 0.99)
     obs, next_obs = (stored(sample(env.observation_space, rows, rng)) for _ in range(2))
-    return TransitionBatch(obs, action, reward, discount, next_obs, weight, torch.arange(rows))
+    extras = {"return_to_go": reward * 3, "next_action": action.flip(0)}  # further columns that algorithms ask for
+    return TransitionBatch(obs, action, reward, discount, next_obs, weight, torch.arange(rows), extras)
 
 
 def stored(obs):
@@ -504,7 +505,8 @@ def test_nothing_is_expected_after_a_termination(name):
     far = [
         (results[2][key] - value).abs().max() / (value - start[key]).abs().max() for key, value in results[0].items()
     ]
-    assert max(far) > 1e-2
+    if getattr(algorithm.policy, "num_critics", 1):  # imitation and recorded returns need no next observation
+        assert max(far) > 1e-2
 
 
 NATURAL = {"trpo": ("actor.", "head.")}

@@ -24,7 +24,8 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.callbacks import Callback
 from rl_training.testing import loose_state as walk
 from rl_training.testing.loose_state import look_at, objects_of, run_it
-from tests.small import small_env, small_settings
+from rl_training.testing.small import only_offline
+from tests.small import small_budget, small_env, small_settings
 
 ROOTS = ("rl_training", __name__.partition(".")[0])
 
@@ -52,9 +53,8 @@ def make_config(spec: AlgorithmSpec, output: Path) -> TrainConfig:
         algo=spec.name,
         env_id=small_env(spec),
         num_envs=2,
-        total_timesteps=320,
         normalize_obs=True,
-        normalize_reward=True,
+        normalize_reward=not only_offline(spec),
         eval_every=64,
         eval_episodes=1,
         stop_reward=1e9,
@@ -65,6 +65,7 @@ def make_config(spec: AlgorithmSpec, output: Path) -> TrainConfig:
         tensorboard=False,
         output_dir=output,
         algorithm=own,
+        **small_budget(spec, 320, output),
     )
 
 

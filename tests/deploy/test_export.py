@@ -28,7 +28,7 @@ from rl_training.deploy import export
 from rl_training.policies.encoders import FlatEncoder, register_encoder
 from tests.api.test_agent import Scripted
 from tests.envs.masked_tasks import Forbidding
-from tests.small import small_env, small_settings
+from tests.small import learn, small_env, small_settings
 
 FORMATS = {"onnx": "policy.onnx", "torch-export": "policy.pt2"}
 QUICK: dict[str, Any] = {"num_envs": 2, "eval_every": 0, "seed": 3}
@@ -83,12 +83,12 @@ def test_every_algorithm(name: str, tmp_path: Path) -> None:
     spec = registry()[name]
     settings = {**QUICK, **small_settings(spec), "normalize_obs": not spec.needs_images}
     agent = getattr(rl_training, spec.title)(small_env(spec), **settings)
-    agent.learn(64, progress=False)  # statistics, and recordings that must not be traced
+    learn(agent, 64)  # statistics, and recordings that must not be traced
     space = agent._experiment.spec.observation_space
     rng = np.random.default_rng(0)
     for file in exports(agent, tmp_path):
         assert file.about["env_id"] == agent.config.env_id
-        assert file.about["env_steps"] == 64
+        assert file.about["env_steps"] == agent.num_timesteps
         assert file.about["versions"]["torch"] == torch.__version__
         for rows in (1, 2, 33):
             obs = (

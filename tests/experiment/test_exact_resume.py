@@ -16,14 +16,16 @@ from rl_training.api.session import resume, train
 from rl_training.contracts.schedule import Linear
 from rl_training.contracts.spec import Regime
 from rl_training.data import replay_buffer
+from rl_training.data.dataset import write_dataset
 from rl_training.experiment.checkpointing import checkpoints_of, load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import RunDirectory
 from rl_training.testing.resume import Crash, crash_and_resume, crash_at, differences, flat, only_run, same
+from rl_training.testing.small import recorded_data
 from tests.envs.goal_tasks import BitFlipping, PointTouching
 from tests.envs.pixel_tasks import DOT
 from tests.resume_harness import kill_and_resume, kill_at, random_delays, run_through
-from tests.small import small_settings
+from tests.small import small_env, small_settings
 
 NORMALIZED = {"normalize_obs": True, "normalize_reward": True}
 GSDE = {"exploration": "gsde", "log_std_init": -1.0}
@@ -192,6 +194,43 @@ def test_crashed_and_resumed_with_prior_data(more, tmp_path):
     prior.close()
     config, _ = small_run("sac", tmp_path, prior_replay=tmp_path / "prior", prior_ratio=0.3, **more)
     check_that_crashes_leave_no_trace(config, None, tmp_path)
+
+
+# Offline: crashed in the phase on recorded data, at the switch, and after it
+
+OFFLINE = [spec for spec in registry().values() if Regime.OFFLINE in spec.regimes and not spec.needs_images]
+
+
+def phases(spec, directory, crashes):
+    """A run of 150 gradient steps on recorded data and, if it can, 60 online; crashed at these positions."""
+    env_id = small_env(spec)
+    directory.mkdir()
+    data = write_dataset(recorded_data(gym.make(env_id), 100), directory / "data.npz")
+    config = TrainConfig(
+        algo=spec.name, env_id=env_id, seed=5, dataset=str(data), total_updates=150, normalize_obs=True,
+        algorithm=small_settings(spec), eval_every=100, eval_episodes=1, log_every=50, checkpoint_every=10,
+        checkpoint_best=False, tensorboard=False, output_dir=directory,
+    )  # fmt: skip
+    online = {"online": True, "total_timesteps": 60} if Regime.OFF_POLICY in spec.regimes else None
+    offline_crashes = [step for step in crashes if step <= 150]
+    if offline_crashes:
+        run = crash_and_resume(config, offline_crashes)
+    else:
+        run = train(config, progress=False).run_dir
+    if online is not None:
+        later = [step for step in crashes if step > 150]
+        for step in later:
+            with pytest.raises(Crash):
+                resume(run, progress=False, callback=crash_at(step), **online)
+        resume(run, progress=False, **online)
+    return run
+
+
+@pytest.mark.parametrize("spec", OFFLINE, ids=lambda spec: spec.name)
+def test_crashed_and_resumed_offline_and_on_going_online(spec, tmp_path):
+    whole = phases(spec, tmp_path / "whole", ())
+    crashed = phases(spec, tmp_path / "crashed", (50, 150, 152, 190))
+    assert differences(whole, crashed, ignoring=["/callbacks/CheckpointCallback"]) == []
 
 
 def test_the_comparison_sees_a_difference_in_replay(tmp_path):

@@ -157,13 +157,13 @@ class DatasetSampler(Stateful):
         """See `Sampler.update_priorities`."""
         self.opened().update_priorities(indices, priorities)
 
-    def state_dict(self) -> dict[str, Any]:
-        """See `Stateful.state_dict`."""
-        return self._state if self._state is not None else self.opened().state_dict()
+    def state_dict(self) -> dict[str, Any] | None:  # type: ignore[override]
+        """See `Stateful.state_dict`; None if nothing was sampled yet."""
+        return self._state if self._sampler is None else self._sampler.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Stateful.load_state_dict`."""
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """See `Stateful.load_state_dict`; None leaves it as it is."""
         self._state = state
-        if self._sampler is not None:
+        if self._sampler is not None and state is not None:
             self._sampler.load_state_dict(state)
             self._state = None

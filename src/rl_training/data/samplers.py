@@ -48,7 +48,7 @@ class TransitionSource(Protocol):
         """Update priorities with the errors that an update computed for the last batch."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any] | None:
         """See `Stateful.state_dict`."""
         ...
 

@@ -26,7 +26,7 @@ from rl_training.contracts.spec import BoxActions, EnvSpec
 from rl_training.functional.policies import squashed_log_prob, state_dependent_log_std, state_dependent_noise
 from rl_training.policies.distributions import DiagGaussian, normal_noise
 from rl_training.policies.encoders import Encoder, make_encoder
-from rl_training.policies.ensemble import EnsembleCritic
+from rl_training.policies.ensemble import EnsembleCritic, StateValue
 from rl_training.policies.exploration import NoiseConfig, StateDependentNoise, gaussian_noise, ou_noise
 from rl_training.policies.networks import (
     Activation,
@@ -221,11 +221,11 @@ class GaussianActor(nn.Module):
 
 
 class ContinuousPolicy(nn.Module):
-    """An actor, its critics, and action noise for exploration. Base class of the two policies below.
+    """An actor, its critics, and action noise for exploration. Base class of the policies below.
 
-    `own_encoder` makes the encoders of the actor and of the critics, to replace the one that `network` names. The state
-    that `act` returns is the noise [N, A] if that is correlated over time, with gSDE that of `StateDependentNoise`,
-    else None.
+    With `num_critics=0` it has none; with `state_value` it also has a network of state values. `own_encoder` makes the
+    encoders of these networks, to replace the one that `network` names. The state that `act` returns is the noise
+    [N, A] if that is correlated over time, with gSDE that of `StateDependentNoise`, else None.
     """
 
     actor: nn.Module
@@ -242,6 +242,8 @@ class ContinuousPolicy(nn.Module):
         num_critics: int,
         noise: NoiseConfig,
         own_encoder: Callable[[], Encoder | None] = lambda: None,
+        *,
+        state_value: bool = False,
     ) -> None:
         super().__init__()
         self.action_shape = tuple(spec.action_space.shape or ())
@@ -249,7 +251,10 @@ class ContinuousPolicy(nn.Module):
         self.noise = noise
         self.register_buffer("noise_std", torch.tensor(value_of(noise.std, 0.0), dtype=torch.float32))
         self.actor = self.actor_class(spec, network, own_encoder())
-        self.critic = EnsembleCritic(spec, network, num_critics, own_encoder())
+        self.num_critics = num_critics
+        if num_critics:
+            self.critic = EnsembleCritic(spec, network, num_critics, own_encoder())
+        self.state_value = StateValue(spec, network, own_encoder()) if state_value else None
         self._outputs = ArrayNetwork(self._acting_layers)
         self._mode = Accelerated(self.mode, self)
         self._sample = Accelerated(self.sample, self)
@@ -335,7 +340,14 @@ class ContinuousPolicy(nn.Module):
 
     @torch.no_grad()
     def value(self, obs: Observation) -> Tensor:
-        """See `Policy.value`: the minimum over the critics for the deterministic action."""
+        """See `Policy.value`: of the state-value network, or the minimum over the critics for the deterministic action.
+
+        NaN without both.
+        """
+        if self.state_value is not None:
+            return self.state_value(obs)  # type: ignore[no-any-return]
+        if not self.num_critics:
+            return torch.full((num_rows(obs),), torch.nan)
         values: Tensor = self.critic(obs, self.mode(obs))
         return values.amin(0)
 

@@ -24,7 +24,7 @@ from rl_training.functional.values import at_action
 from rl_training.policies.actors import OffPolicyNetworkConfig, Trunk
 from rl_training.policies.distributions import Categorical, gumbel_noise
 from rl_training.policies.encoders import Encoder
-from rl_training.policies.ensemble import make_members
+from rl_training.policies.ensemble import StateValue, make_members
 from rl_training.policies.layers import Members
 from rl_training.policies.masks import MASKED, apply_mask, make_policy_encoder, mask_array, mask_of, put_mask
 
@@ -98,7 +98,10 @@ class DiscreteCritic(nn.Module):
 
 
 class DiscreteActorCriticPolicy(nn.Module):
-    """A categorical actor and its critics. Samples actions to explore; there is no further noise."""
+    """A categorical actor and its critics. Samples actions to explore; there is no further noise.
+
+    With `num_critics=0` it has no critics; with `state_value` it also has a network of state values.
+    """
 
     box_actions: BoxActions = "clip"
     rollout_steps: int = 1
@@ -110,12 +113,17 @@ class DiscreteActorCriticPolicy(nn.Module):
         network: OffPolicyNetworkConfig,
         num_critics: int,
         own_encoder: Callable[[], Encoder | None] = lambda: None,
+        *,
+        state_value: bool = False,
     ) -> None:
         super().__init__()
         self.num_actions = num_choices(spec)
         self.masked = spec.action_masks
         self.actor = CategoricalActor(spec, network, own_encoder())
-        self.critic = DiscreteCritic(spec, network, num_critics, own_encoder())
+        self.num_critics = num_critics
+        if num_critics:
+            self.critic = DiscreteCritic(spec, network, num_critics, own_encoder())
+        self.state_value = StateValue(spec, network, own_encoder()) if state_value else None
         self._outputs = ArrayNetwork(self._acting_layers)
         self._mode = Accelerated(self.mode, self)
         self._sample = Accelerated(self._sampled, self)
@@ -172,6 +180,13 @@ class DiscreteActorCriticPolicy(nn.Module):
 
     @torch.no_grad()
     def value(self, obs: Observation) -> Tensor:
-        """See `Policy.value`: the minimum over the critics of the expected Q-value."""
+        """See `Policy.value`: of the state-value network, or the minimum over the critics of the expected Q-value.
+
+        NaN without both.
+        """
+        if self.state_value is not None:
+            return self.state_value(obs)  # type: ignore[no-any-return]
+        if not self.num_critics:
+            return torch.full((num_rows(obs),), torch.nan)
         values = (self.actor.distribution(obs).log_probs.exp() * self.critic.q_values(obs)).sum(-1)
         return values.amin(0)

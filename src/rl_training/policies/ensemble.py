@@ -15,6 +15,7 @@ from rl_training.contracts.spec import EnvSpec
 from rl_training.policies.activations import ACTIVATIONS
 from rl_training.policies.encoders import Encoder, make_encoder
 from rl_training.policies.layers import PLAIN, Dropout, EnsembleLinear, LayerOptions, Members, make_norm
+from rl_training.policies.masks import make_policy_encoder
 from rl_training.policies.networks import OwnNetwork
 
 if TYPE_CHECKING:
@@ -133,3 +134,22 @@ class EnsembleCritic(nn.Module):
         inputs = torch.cat((features, action.reshape(features.shape[0], -1)), dim=1)
         values: Tensor = self.members(inputs, members)
         return values.squeeze(-1) if self.num_outputs == 1 else values
+
+
+class StateValue(nn.Module):
+    """A network of state values V(s), with the settings of the critics.
+
+    `network` names the encoder, unless `encoder` is given. An action mask in the observation is not read.
+    """
+
+    def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig, encoder: Encoder | None = None) -> None:
+        super().__init__()
+        if encoder is None:
+            encoder = make_policy_encoder(network.encoder, spec, network.encoder_kwargs)
+        self.encoder = encoder
+        self.members = make_members(1, encoder.num_features, 1, network)
+
+    def forward(self, obs: Observation) -> Tensor:
+        """Values [B]."""
+        values: Tensor = self.members(self.encoder(obs))
+        return values.reshape(-1)

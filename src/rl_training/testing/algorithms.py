@@ -29,14 +29,24 @@ from rl_training.runtime.callbacks import Every
 from rl_training.testing.loose_state import loose_state
 from rl_training.testing.probes import ACTIONS, PROBE, Probe
 from rl_training.testing.resume import crash_and_resume, differences
-from rl_training.testing.small import SIZES, small_networks, small_settings
+from rl_training.testing.small import (
+    SIZES,
+    budget,
+    only_offline,
+    recorded_data,
+    small_networks,
+    small_settings,
+)
 
 T = TypeVar("T")
 OTHER_SPACES = {**ACTIONS, "Text": spaces.Text(5), "Tuple": spaces.Tuple([spaces.Discrete(2)])}
 GOOD_SCORE, VALUE_TOLERANCE = 0.7, 0.25
 LOOKS = 10
 """How often per run to check whether a probe has been learned, to stop early."""
-STEPS = {"on-policy": 6_000, "off-policy": 3_000}
+STEPS = {"on-policy": 6_000, "off-policy": 3_000, "offline": 2_000}
+STEPS_OF_RUN = 320
+SHARE_GOOD = 0.75
+"""How much of the recorded data of probes is good actions, so that imitation learns them as well."""
 
 
 def check_algorithm(
@@ -53,7 +63,8 @@ def check_algorithm(
     - It accepts the action spaces that it declares and refuses all others.
     - A run that is stopped in the middle and resumed ends bitwise equal to one that was not.
     - A checkpoint holds everything that training changes.
-    - It learns probes: one-step and two-step environments whose best actions and values are known.
+    - It learns probes: one-step and two-step environments whose best actions and values are known. If it learns from
+      recorded data only, three quarters of that are good actions.
 
     It need not be registered. The probes are learned with small networks and a large learning rate, if it has these
     settings; `settings` of the algorithm override them in all checks. `steps` is the number of steps per probe;
@@ -177,7 +188,7 @@ class _Suite:
             whole = train(config, progress=False).run_dir
             assert whole is not None
             other = config.replace(output_dir=Path(scratch) / "resumed")
-            resumed = crash_and_resume(other, [config.total_timesteps // 2])
+            resumed = crash_and_resume(other, [STEPS_OF_RUN // 2])
             found = differences(whole, resumed)
         for name in sorted(found)[:10]:
             yield f"resume: {name} differs after a run was stopped and resumed"
@@ -208,7 +219,8 @@ class _Suite:
             batch = np.stack([probe.show(number) for number in shown])
 
             def is_right(values: Any, right: Any = right) -> bool:
-                return bool(np.abs(values - right).max() < VALUE_TOLERANCE)
+                unknown = only_offline(self.spec) and np.isnan(values).all()  # imitation has no values
+                return bool(unknown or np.abs(values - right).max() < VALUE_TOLERANCE)
 
             read = functools.partial(_values, batch=batch)
             values, steps = self._learned(kind, self._action_spaces()[0], read, is_right)
@@ -229,15 +241,16 @@ class _Suite:
 
     def _run(self, output: Path) -> TrainConfig:
         """A short run with evaluations, normalisation and checkpoints."""
+        probe = self._probe("walk", self._action_spaces()[0])
         return TrainConfig.from_dict(
             {
                 "algo": self.spec.name,
                 "env_id": PROBE,
-                "env_kwargs": self._probe("walk", self._action_spaces()[0]),
+                "env_kwargs": probe,
                 "num_envs": 2,
-                "total_timesteps": 320,
+                **budget(self.spec, STEPS_OF_RUN, Probe(**probe), output.parent / "data"),
                 "normalize_obs": not self.spec.needs_images,
-                "normalize_reward": True,
+                "normalize_reward": not only_offline(self.spec),
                 "eval_every": 64,
                 "eval_episodes": 1,
                 "checkpoint_every": 96,
@@ -267,6 +280,9 @@ class _Suite:
             own |= {"updates_per_step": 0.5, "learning_rate": 3e-3, "tau": 0.05, "target_update_every": 1}
             own |= {name: value for name, value in SIZES.items() if name not in own}
             num_envs, steps = 1, STEPS["off-policy"]
+        elif only_offline(self.spec):
+            own |= {"batch_size": 32, "learning_rate": 3e-3, "tau": 0.05}
+            num_envs, steps = 1, STEPS["offline"]
         else:
             own |= {"num_steps": 8, "num_epochs": 4, "learning_rate": 0.01}
             num_envs, steps = 8, STEPS["on-policy"]
@@ -274,10 +290,16 @@ class _Suite:
         agent = self._agent(kind, actions, {**own, **self.settings}, num_envs=num_envs)
         steps = self.steps or steps
         look = Every(max(1, steps // LOOKS))
-        agent.learn(steps, progress=False, callback=lambda run: not (look.due(run.env_steps) and is_good(read(agent))))
+        learn = agent.learn
+        if only_offline(self.spec):
+            probe = Probe(**self._probe(kind, actions))
+            learn = functools.partial(agent.learn_offline, recorded_data(probe, 500, SHARE_GOOD))
+        result = learn(
+            steps, progress=False, callback=lambda run: not (look.due(run.position) and is_good(read(agent)))
+        )
         found = read(agent)
         agent.close()
-        return found, agent.num_timesteps
+        return found, result.updates if only_offline(self.spec) else result.env_steps
 
 
 def _score(agent: Agent) -> float:

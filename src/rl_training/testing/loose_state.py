@@ -183,8 +183,9 @@ def run_it(
     directory.mkdir(exist_ok=True)
     (directory / "metadata.json").write_text('{"run_id": "x"}')
     user = callbacks()
+    experiment.trainer.prepare()
     wired = session._callbacks(experiment, RunDirectory(directory), user, progress)
-    experiment.trainer.run(experiment.config.total_timesteps, wired, new=user)
+    experiment.trainer.run(experiment.end, wired, new=user)
     return experiment.trainer
 
 

@@ -29,10 +29,10 @@ class Crash(BaseException):
 
 
 def crash_at(step: int) -> Callable[[RunView], None]:
-    """A callback that crashes the run once `step` environment steps have been made."""
+    """A callback that crashes the run once it is at this step: of the environment, or a gradient step offline."""
 
     def crash(run: RunView) -> None:
-        if run.env_steps >= step:
+        if run.position >= step:
             raise Crash
 
     return crash

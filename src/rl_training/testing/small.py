@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from rl_training.contracts.spec import AlgorithmSpec
-from rl_training.data.settings import OffPolicyConfig
+import gymnasium as gym
+import numpy as np
+
+from rl_training.contracts.arrays import AnyArray
+from rl_training.contracts.spec import AlgorithmSpec, Regime
+from rl_training.data.dataset import Dataset, write_dataset
+from rl_training.data.settings import BatchConfig, OffPolicyConfig
 
 SIZES: dict[str, Any] = {
     "num_atoms": 11,
@@ -22,8 +28,14 @@ REPLAY = {"buffer_size": 200, "batch_size": 8, "learning_starts": 10, "num_steps
 
 
 def small_settings(spec: AlgorithmSpec, **changes: Any) -> dict[str, Any]:
-    """Settings of the algorithm: on-policy ones learn from 16 steps, the others from a replay of 200 transitions."""
+    """Settings of the algorithm: on-policy ones learn from 16 steps, the others from a replay of 200 transitions.
+
+    Those that learn from recorded data only have just the batch size.
+    """
     names = spec.config.__dataclass_fields__
+    if not issubclass(spec.config, OffPolicyConfig) and issubclass(spec.config, BatchConfig):
+        own = {name: value for name, value in SIZES.items() if name in names}
+        return {"batch_size": REPLAY["batch_size"], **own, **small_networks(spec, 8), **changes}
     if not issubclass(spec.config, OffPolicyConfig):
         return {**({"num_steps": 16} if "num_steps" in names else {}), **changes}
     own = {name: value for name, value in SIZES.items() if name in names}
@@ -35,3 +47,48 @@ def small_networks(spec: AlgorithmSpec, width: int) -> dict[str, Any]:
     network = getattr(spec.config(), "network", None)
     sizes = {name: (width,) for name in ("sizes", "actor_sizes", "critic_sizes") if hasattr(network, name)}
     return {"network": sizes} if sizes else {}
+
+
+def only_offline(spec: AlgorithmSpec) -> bool:
+    """Whether the algorithm learns from recorded data only."""
+    return spec.regimes == (Regime.OFFLINE,)
+
+
+def recorded_data(env: gym.Env[Any, Any], num_steps: int = 60, share_good: float = 0.0) -> Dataset:
+    """Whole episodes of random actions, at least that many steps; equal environments give equal data.
+
+    A probe can say which action is good: `share_good` of the steps take that one.
+    """
+    rng = np.random.default_rng(0)
+    env.action_space.seed(0)
+    columns: dict[str, list[Any]] = {name: [] for name in ("obs", "action", "reward", "terminated", "truncated")}
+    final: list[Any] = []
+    while len(columns["obs"]) < num_steps:
+        obs, _ = env.reset(seed=len(final))
+        ended = False
+        while not ended:
+            action = env.unwrapped.good_action() if rng.random() < share_good else env.action_space.sample()  # type: ignore[attr-defined]
+            following, reward, terminated, truncated, _ = env.step(action)
+            for name, value in zip(columns, (obs, action, reward, terminated, truncated), strict=True):
+                columns[name].append(value)
+            obs, ended = following, terminated or truncated
+        final.append(obs)
+    arrays: dict[str, AnyArray] = {name: np.array(values) for name, values in columns.items()}
+    return Dataset(
+        observations=arrays["obs"],
+        actions=arrays["action"],
+        rewards=arrays["reward"].astype(np.float32),
+        terminated=arrays["terminated"],
+        truncated=arrays["truncated"],
+        final_observations=np.array(final),
+        observation_space=env.observation_space,
+        action_space=env.action_space,
+    )
+
+
+def budget(spec: AlgorithmSpec, steps: int, env: gym.Env[Any, Any], directory: Path) -> dict[str, Any]:
+    """Settings of a run of that many steps; for offline algorithms gradient steps, on data that is written there."""
+    if not only_offline(spec):
+        return {"total_timesteps": steps}
+    directory.mkdir(parents=True, exist_ok=True)
+    return {"dataset": str(write_dataset(recorded_data(env), directory / "recorded.npz")), "total_updates": steps}

@@ -80,7 +80,7 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
     ) -> None:
         super().__init__(config, spec, device, rng)
         with seeded_weights(rng):
-            self.policy = self.policy_class(spec, config.network, config.num_critics, config.noise).to(device)
+            self.policy = self.make_policy(spec).to(device)
         self.policy.rollout_steps = config.num_steps
         self.actor_store = ParameterStore(self.policy, config.optimizer, parts=["actor"])
         self.critic_store = ParameterStore(self.policy, config.optimizer, parts=self.critic_parts)
@@ -91,6 +91,11 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
         self.gradient_steps = Accelerated(  # type: ignore[method-assign]
             self.gradient_steps, self.policy, why_plain=self.actor_store.why_plain
         )
+
+    def make_policy(self, spec: EnvSpec) -> ContinuousPolicy:
+        """Build the policy from the settings."""
+        config = self.config
+        return self.policy_class(spec, config.network, config.num_critics, config.noise)
 
     @abstractmethod
     def gradient_steps(self, batch: TransitionBatch, *args: Any, **inputs: Any) -> dict[str, Tensor]:
