@@ -247,7 +247,7 @@ def test_validation_of_q_learning():
 
 def test_runs_without_an_environment_log_their_validation(data_file, tmp_path):
     settings = {**SMALL, "total_updates": 50, "eval_every": 50, "output_dir": tmp_path, "algorithm": SIZES}
-    config = TrainConfig(algo="sac", dataset=str(data_file), **settings)
+    config = TrainConfig(algo="sac", env_id="", dataset=str(data_file), **settings)
     metrics = train(config, progress=False).metrics
     assert metrics["validation/td_error"] > 0
     assert metrics["validation/q_policy_max"] >= metrics["validation/q_policy_mean"]

@@ -41,7 +41,7 @@ def config_hash(config: TrainConfig) -> str:
     decisive = [*DECISIVE, *["atari"] * is_atari(config.env_id, config.env_kwargs)]
     decisive += ["action_masks"] * config.action_masks
     decisive += ["dataset", "data", "total_updates"] * (config.regime is Regime.OFFLINE)
-    values = {name: data[name] for name in decisive}
+    values = {name: data.get(name) for name in decisive}
     if values.get("dataset") is not None:  # its folder does not matter; what it holds is in the results
         values["dataset"] = Path(values["dataset"]).name
     text = json.dumps(values, sort_keys=True)
