@@ -221,3 +221,22 @@ def test_impossible_behaviour_is_refused(agent):
 def test_other_spaces_are_refused(agent):
     with pytest.raises(DatasetError, match="does not fit"):
         agent.estimate_value(one_step())
+
+
+def test_data_that_says_nothing_about_the_policy(agent):
+    """All episodes end in an action that the deterministic policy does not take."""
+    greedy = agent.policy.act(torch.eye(2), deterministic=True).action[0].item()
+    data = two_states(
+        observations=np.tile([1.0, 0.0], (3, 1)).astype(np.float32),
+        actions=np.full(3, 1 - greedy),
+        rewards=np.ones(3, np.float32),
+        terminated=np.ones(3, bool),
+        truncated=np.zeros(3, bool),
+        final_observations=np.zeros((3, 2), np.float32),
+        extras={"log_prob": np.zeros(3)},
+    )
+    with pytest.warns(UserWarning, match="the ratios say nothing"):
+        found = agent.estimate_value(data, "wis")
+    assert math.isnan(found.value)
+    assert found.effective_episodes == 0
+    assert found.as_dict()["value"] is None

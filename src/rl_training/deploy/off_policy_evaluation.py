@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
@@ -161,6 +162,11 @@ class _Evaluation:
         }
         ratio = None if method == "fqe" else self._padded(self._log_ratio())
         effective = None if ratio is None else float(estimators.effective_episodes(ratio))
+        if effective == 0.0:
+            warnings.warn(
+                "every recorded episode has an action that the policy never takes: the ratios say nothing about its value",
+                stacklevel=5,
+            )
         if method in ("fqe", "dr"):
             fitted = self._fit(settings)
             first = self._first_values(fitted)
