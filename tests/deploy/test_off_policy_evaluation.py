@@ -235,7 +235,7 @@ def test_data_that_says_nothing_about_the_policy(agent):
         final_observations=np.zeros((3, 2), np.float32),
         extras={"log_prob": np.zeros(3)},
     )
-    with pytest.warns(UserWarning, match="the ratios say nothing"):
+    with pytest.warns(UserWarning, match="the ratios say nothing of its value"):
         found = agent.estimate_value(data, "wis")
     assert math.isnan(found.value)
     assert found.effective_episodes == 0

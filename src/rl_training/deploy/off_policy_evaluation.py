@@ -164,7 +164,7 @@ class _Evaluation:
         effective = None if ratio is None else float(estimators.effective_episodes(ratio))
         if effective == 0.0:
             warnings.warn(
-                "every recorded episode has an action that the policy never takes: the ratios say nothing about its value",
+                "each recorded episode has an action that the policy never takes: the ratios say nothing of its value",
                 stacklevel=5,
             )
         if method in ("fqe", "dr"):
