@@ -29,7 +29,11 @@ PEERS = {
     "sbx": ["sbx-rl==0.28.0", "jax==0.10.2", *SHARED],
 }
 """Packages installed for each peer, besides its own dependencies."""
-NAMES = {"ours": "rl_training", "sb3": "Stable-Baselines3", "sbx": "SBX"}
+OFFLINE_PEERS = {"d3rlpy": ["torch==2.13.0", "d3rlpy==2.8.1", "numpy==2.4.6"]}
+"""Peers of the benchmarks with recorded data."""
+AFTERWARDS = {"d3rlpy": ["gymnasium==1.4.0", "mujoco==4.0.0", "imageio==2.38.1"]}
+"""Installed in a second step: d3rlpy names an older gymnasium, and all sides are evaluated in the same environments."""
+NAMES = {"ours": "rl_training", "sb3": "Stable-Baselines3", "sbx": "SBX", "d3rlpy": "d3rlpy"}
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "XLA_FLAGS", "NPROC", "PJRT_NPROC")
 """Not inherited from the calling process: each side sets its own."""
 
@@ -47,11 +51,12 @@ def python_of(side: str, environments: Path) -> Path:
     if not made.exists():
         print(f"making an environment for {side} in {directory} ...", flush=True)
         venv.create(directory, with_pip=True)
-        done = subprocess.run(
-            [python, "-m", "pip", "install", "--quiet", *PEERS[side]], stderr=subprocess.PIPE, text=True, check=False
-        )
-        if done.returncode:
-            raise SideError(f"its environment could not be made: {last_line(done.stderr)}")
+        for packages in filter(None, ({**PEERS, **OFFLINE_PEERS}[side], AFTERWARDS.get(side))):
+            done = subprocess.run(
+                [python, "-m", "pip", "install", "--quiet", *packages], stderr=subprocess.PIPE, text=True, check=False
+            )
+            if done.returncode:
+                raise SideError(f"its environment could not be made: {last_line(done.stderr)}")
         made.touch()
     return python
 

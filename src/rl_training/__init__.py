@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the same names as in _HOMES, for editors and type checkers
     from rl_training.api.agent import load_from_hub as load_from_hub
     from rl_training.api.agent import make_agent as make_agent
     from rl_training.api.facades import *  # noqa: F403 - the facades, from the generated stub
+    from rl_training.api.policy_selection import rank_policies as rank_policies
     from rl_training.api.session import resume as resume
     from rl_training.api.session import train as train
     from rl_training.contracts.schedule import (
@@ -53,6 +54,7 @@ _HOMES = {
     "load": "api.agent",
     "load_from_hub": "api.agent",
     "make_agent": "api.agent",
+    "rank_policies": "api.policy_selection",
     "register_algorithm": "algorithms.registry",
     "register_encoder": "policies.encoders",
     "register_logger": "experiment.logging.base",

@@ -244,4 +244,4 @@ def test_quantile_loss_of_an_ensemble():
     loss.sum().backward()
     # minus |fraction - (u < 0)| clip(u), averaged over targets and quantiles
     expected = [[-(0.25 * 1) / 4, -(-0.25 + 0.75) / 4], [0.75 / 4, (0.25 + 0.25 * 0.5) / 4]]
-    assert pred.grad[:, 0].flatten().tolist() == pytest.approx(sum(expected, []))
+    assert pred.grad[:, 0].flatten().tolist() == pytest.approx([*expected[0], *expected[1]])

@@ -5,8 +5,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rl_training import DQN, PPO, SAC, load, resume
+from rl_training import DQN, PPO, SAC, TD3, load, resume
 from rl_training.api.session import train
+from rl_training.contracts.batches import TransitionBatch
 from rl_training.contracts.errors import CheckpointError, ConfigError, RLTrainingError
 from rl_training.data.dataset import Dataset, write_dataset
 from rl_training.experiment.config import TrainConfig
@@ -204,3 +205,49 @@ def test_discrete_actions_with_another_start():
     batch = agent._experiment.trainer.sampler.sample(32, agent._experiment.trainer.progress)
     assert np.array_equal(batch.action.numpy(), batch.indices.numpy() % 2)
     assert np.array_equal(batch.discount.numpy() == 0, batch.indices.numpy() == rows - 1)
+
+
+@pytest.mark.parametrize("algo", [SAC, TD3])
+def test_validation_of_actor_critics(algo):
+    """The error is that of Q(s, a) against reward + discount * min Q'(s', pi(s'))."""
+    agent = algo("Pendulum-v1", seed=1, **SIZES)
+    agent.learn_offline(pendulum_data(), 5, progress=False)
+    batch, policy = agent._experiment.validation_batches()[0], agent.policy
+    found = {name: float(value) for name, value in agent.algorithm.validate(batch).items()}
+    with torch.no_grad():
+        q = policy.critic(batch.obs, batch.action)
+        next_q = agent.algorithm.critic_target.module(batch.next_obs, policy.mode(batch.next_obs))
+        best = policy.critic(batch.obs, policy.mode(batch.obs))
+    error = q - (batch.reward + batch.discount * next_q.amin(0))
+    assert found["td_error"] == pytest.approx(error.square().mean().sqrt().item(), rel=1e-5)
+    for name, values in (("data", q), ("policy", best)):
+        assert found[f"q_{name}_mean"] == pytest.approx(values.mean().item(), rel=1e-5)
+        assert found[f"q_{name}_std"] == pytest.approx(values.numpy().std(), rel=1e-5)
+        assert found[f"q_{name}_max"] == pytest.approx(values.max().item(), rel=1e-5)
+
+
+def test_validation_of_q_learning():
+    """Of a table that is known: a linear network whose Q-values are 1 and 3 everywhere."""
+    agent = DQN("CartPole-v1", network={"sizes": [4]}, batch_size=8, gamma=0.5)
+    head = agent.policy.network.acting_layers()[-1]
+    linear = [part for part in head.modules() if isinstance(part, torch.nn.Linear)][-1]
+    with torch.no_grad():
+        linear.weight.zero_()
+        linear.bias.copy_(torch.tensor([1.0, 3.0]))
+    agent.algorithm.target.update()
+    batch = TransitionBatch(
+        torch.zeros(2, 4), torch.tensor([0, 1]), torch.ones(2), torch.tensor([0.5, 0.0]), torch.zeros(2, 4),
+        torch.ones(2), torch.arange(2),
+    )  # fmt: skip
+    found = {name: float(value) for name, value in agent.algorithm.validate(batch).items()}
+    assert found["td_error"] == pytest.approx(((1 - 2.5) ** 2 / 2 + (3 - 1) ** 2 / 2) ** 0.5)
+    assert (found["q_data_mean"], found["q_data_std"], found["q_data_max"]) == (2.0, 1.0, 3.0)
+    assert (found["q_policy_mean"], found["q_policy_std"], found["q_policy_max"]) == (3.0, 0.0, 3.0)
+
+
+def test_runs_without_an_environment_log_their_validation(data_file, tmp_path):
+    settings = {**SMALL, "total_updates": 50, "eval_every": 50, "output_dir": tmp_path, "algorithm": SIZES}
+    config = TrainConfig(algo="sac", env_id="", dataset=str(data_file), **settings)
+    metrics = train(config, progress=False).metrics
+    assert metrics["validation/td_error"] > 0
+    assert metrics["validation/q_policy_max"] >= metrics["validation/q_policy_mean"]

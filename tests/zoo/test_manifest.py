@@ -108,3 +108,25 @@ def test_the_results_of_the_package_are_of_presets_and_suites() -> None:
         for task in manifest.tasks:
             assert task.preset in presets()
             assert task.scores(), f"{task.name} has no result"
+
+
+def offline_config(**changes):
+    settings = {"algo": "dqn", "env_id": "CartPole-v1", "dataset": "here/a.npz", "total_updates": 10, **changes}
+    return TrainConfig(**settings)
+
+
+def test_the_hash_knows_the_data_and_the_updates():
+    plain = config_hash(offline_config())
+    assert config_hash(offline_config(dataset="there/a.npz")) == plain, "the folder does not matter"
+    for changes in ({"dataset": "here/b.npz"}, {"total_updates": 11}, {"data": {"reward_scale": 2.0}}):
+        assert config_hash(offline_config(**changes)) != plain
+
+
+def test_runs_on_different_data_are_not_one_task():
+    runs = [run_result(seed, 1.0, env_steps=0, updates=10, data_hash=f"hash {seed}") for seed in (0, 1)]
+    assert "their data differs" in " ".join(task_result("ppo/cartpole", *runs).problems())
+    same = [dataclasses.replace(run, data_hash="one") for run in runs]
+    assert task_result("ppo/cartpole", *same).problems() == []
+    old, new = task_result("ppo/cartpole", *same), task_result("ppo/cartpole", runs[1])
+    merged = merge(Manifest(1, "s", [old]), Manifest(1, "s", [new]))
+    assert [run.data_hash for run in merged.tasks[0].runs] == ["hash 1"], "results with other data are replaced"

@@ -226,3 +226,24 @@ def test_high_is_the_threshold_where_it_says_so():
     for scale in SCALES.values():
         if scale.reference == "Gymnasium's reward threshold":
             assert gym.spec(scale.env_id).reward_threshold == scale.high
+
+
+def test_patterns_keep_recorded_data_apart(tmp_path):
+    """With a dataset a pattern means presets with total_updates, without one the others."""
+    text = """
+    description: for a test
+    normalization: [{env_id: CartPole-v1, low: 22.1, high: 500, reference: the most}]
+    tasks:
+      - {preset: "*/cartpole"}
+      - {preset: "*/cartpole", settings: {dataset: a.npz}}
+      - {preset: "*/cartpole", settings: {dataset: b.npz}}
+    """
+    tasks = read_suite(written(tmp_path / "mine.yaml", text)).tasks
+    online = {task.preset for task in tasks if task.config.dataset is None}
+    recorded = {task.preset for task in tasks if task.config.dataset == "a.npz"}
+    assert {"ppo/cartpole", "dqn/cartpole"} <= online
+    assert {"bc/cartpole", "iql/cartpole"} <= recorded
+    assert not online & recorded
+    assert all(task.config.total_updates > 0 for task in tasks if task.preset in recorded)
+    assert all(task.config.budget == task.config.total_updates for task in tasks if task.preset in recorded)
+    assert len({task.name for task in tasks}) == len(tasks)

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from rl_training.data.dataset import read_dataset, write_dataset
 from rl_training.experiment.config import TrainConfig
 from rl_training.zoo import worker
 from rl_training.zoo.suites import Protocol
-from rl_training.zoo.worker import SECONDS, Stopwatch, run_config
+from rl_training.zoo.worker import SECONDS, Stopwatch, measure, run_config
+from tests.runtime.test_offline import pendulum_data
 
 
 class FakeRun:
@@ -56,3 +58,21 @@ def test_a_run_is_evaluated_and_saved_as_the_suite_says(tmp_path: Path) -> None:
     assert (run.num_threads, run.stop_reward, run.output_dir) == (1, None, tmp_path)
     assert run_config(config.replace(checkpoint_every=0), Protocol(points=4), 0, tmp_path).checkpoint_every == 250
     assert run_config(config, Protocol(points=5_000), 0, tmp_path).eval_every == 1
+
+
+def test_a_run_on_recorded_data_counts_updates(tmp_path: Path) -> None:
+    path = write_dataset(pendulum_data(), tmp_path / "data.npz")
+    small = {"network": {"actor_sizes": [8], "critic_sizes": [8]}, "batch_size": 16}
+    config = TrainConfig(
+        algo="td3", env_id="Pendulum-v1", dataset=str(path), total_updates=100, algorithm=small, tensorboard=False
+    )
+    config = run_config(config, Protocol(points=2, episodes=1), 0, tmp_path / "runs")
+    assert config.eval_every == 50
+    found = measure(config, final_episodes=1)
+    assert found is not None
+    assert found.final is not None
+    assert found.untrained is not None
+    assert (found.env_steps, found.updates, found.untrained.step, found.final.step) == (0, 100, 0, 100)
+    assert found.data_hash == read_dataset(path).hash
+    assert [step for step, *_ in found.evaluations or []] == [50, 100]
+    assert found.env_steps_per_second > 0

@@ -22,6 +22,7 @@ from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
 from rl_training.functional.augment import shift_images
 from rl_training.functional.ensembles import pessimistic_target
 from rl_training.functional.policies import smoothed_action
+from rl_training.policies.ensemble import EnsembleCritic
 from rl_training.policies.exploration import NoiseConfig
 from rl_training.policies.pixels import PixelNetworkConfig, PixelPolicy
 
@@ -109,6 +110,10 @@ class DrQv2Algorithm(OffPolicyActorCriticAlgorithm[DrQv2Config]):
         features = self.policy.encoder(batch.obs)
         found = super().critic_losses(batch._replace(obs=features), **inputs)
         return {**found, "features": features}
+
+    def q_values(self, critic: EnsembleCritic, obs: Observation, action: Tensor) -> Tensor:
+        """See `OffPolicyActorCriticAlgorithm.q_values`."""
+        return super().q_values(critic, self.policy.encoder(obs), action)
 
     def q_target(self, batch: TransitionBatch, *, noise: Tensor) -> Tensor:
         """See `OffPolicyActorCriticAlgorithm.q_target`: for the next action with clipped noise."""

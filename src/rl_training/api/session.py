@@ -551,7 +551,9 @@ def _file_callbacks(experiment: Experiment, run_dir: RunDirectory) -> list[Callb
         loggers.append(MlflowLogger(path, config.to_dict(), run_dir.run_id(), run_dir.metadata()))
     about = LoggedRun(path, config.to_dict(), run_dir.run_id(), history)
     loggers += [make_logger(logger, about) for logger in config.loggers]
-    callbacks: list[Callback] = [EvaluationLog(run_dir), LoggingCallback(loggers, Every(config.log_every), logged_at)]
+    reference = None if experiment.data is None else experiment.data.reference()
+    logging = LoggingCallback(loggers, Every(config.log_every), logged_at, reference)
+    callbacks: list[Callback] = [EvaluationLog(run_dir), logging]
     if config.video_every:
         videos = path / "videos"
         callbacks.append(

@@ -1,4 +1,4 @@
-"""The command line: `rl-training train | eval | resume | runs | zoo | tune | plot | report | export | hub | doctor`.
+"""The command line: `rl-training train | eval | ope | resume | runs | zoo | tune | plot | report | export | hub | ...`.
 
 This module imports neither torch nor anything else that is slow; each command imports what it needs.
 """
@@ -25,6 +25,7 @@ __all__ = ["load_config", "main"]
 COMMANDS = {
     "train": "train an agent: rl-training train ppo CartPole-v1",
     "eval": "evaluate a run, a checkpoint or a trained agent of the zoo: rl-training eval zoo:ppo/CartPole-v1",
+    "ope": "estimate a policy's value from recorded data, rank several: rl-training ope <path> --dataset <file>",
     "resume": "continue a run: rl-training resume <run> --total-timesteps 200000",
     "runs": "list the runs in a directory",
     "plot": "plot learning curves of runs: rl-training plot runs",

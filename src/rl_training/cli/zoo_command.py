@@ -135,7 +135,7 @@ def _table_of_suites() -> Table:
 
     table = Table("suite", "tasks", "seeds", "steps", "description", box=None)
     for suite in map(get_suite, suites()):
-        steps = sum(task.config.total_timesteps for task in suite.tasks) * suite.seeds
+        steps = sum(task.config.budget for task in suite.tasks) * suite.seeds
         table.add_row(suite.name, f"{len(suite.tasks)}", f"{suite.seeds}", f"{steps:,}", suite.description)
     return table
 

@@ -206,6 +206,11 @@ class TrainConfig:
         return found
 
     @property
+    def budget(self) -> int:
+        """The length of the current phase: environment steps, or gradient steps on recorded data."""
+        return self.total_updates if self.regime is Regime.OFFLINE else self.total_timesteps
+
+    @property
     def regime(self) -> Regime:
         """Where the data comes from in the current phase of the run."""
         online = [regime for regime in get_spec(self.algo).regimes if regime is not Regime.OFFLINE]

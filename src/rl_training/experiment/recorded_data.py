@@ -19,6 +19,7 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.samplers import ReplaySampler, UniformIndexer
 from rl_training.envs.actions import ActionMap
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.normalized_scores import Reference, reference_of
 
 
 class RecordedData:
@@ -47,9 +48,15 @@ class RecordedData:
         """What a run's metadata says about its data."""
         data = self.raw
         source = self.config.dataset or "an object in memory"
+        scale = {name: getattr(data.metadata, name) for name in ("min_score", "max_score")}
         return {
-            "source": source, "hash": data.hash, "transitions": data.num_transitions, "episodes": data.num_episodes
+            "source": source, "hash": data.hash, "transitions": data.num_transitions, "episodes": data.num_episodes,
+            **{name: value for name, value in scale.items() if value is not None},
         }  # fmt: skip
+
+    def reference(self) -> Reference | None:
+        """The returns that count as 0 and 100 in normalised scores, if they are known."""
+        return reference_of(self.config.env_id, self.raw.metadata if self.is_open else None)
 
     @functools.cached_property
     def raw(self) -> Dataset:

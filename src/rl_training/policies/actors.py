@@ -223,10 +223,10 @@ class GaussianActor(nn.Module):
 class ContinuousPolicy(nn.Module):
     """An actor, its critics, and action noise for exploration. Base class of the policies below.
 
-    With `num_critics=0` it has none; with `state_value` it also has a network of state values. Critics have `num_outputs`
-    outputs each. `own_encoder` makes the encoders of these networks, to replace the one that `network` names. The state
-    that `act` returns is the noise [N, A] if that is correlated over time, with gSDE that of `StateDependentNoise`, else
-    None.
+    With `num_critics=0` it has none; with `state_value` it also has a network of state values. Critics have
+    `num_outputs` outputs each. `own_encoder` makes the encoders of these networks, to replace the one that `network`
+    names. The state that `act` returns is the noise [N, A] if that is correlated over time, with gSDE that of
+    `StateDependentNoise`, else None.
     """
 
     actor: nn.Module
@@ -403,6 +403,17 @@ class SquashedGaussianPolicy(ContinuousPolicy):
             return self.actor.sample_with(obs, draws)
         mean, log_std = self.actor(obs)
         return torch.addcmul(mean, log_std.exp(), draws).tanh()
+
+    @torch.no_grad()
+    def log_prob(self, obs: Observation, action: Tensor) -> Tensor:
+        """See `StochasticPolicy.log_prob`; of the actor's distribution, without action noise.
+
+        Actions at the bounds, where the density is infinite, are moved inside by the resolution of float32.
+        """
+        mean, log_std = self.actor(obs)
+        limit = 1.0 - torch.finfo(torch.float32).eps
+        unsquashed = action.reshape(mean.shape).clamp(-limit, limit).atanh()
+        return squashed_log_prob(unsquashed, (unsquashed - mean) / log_std.exp(), log_std)
 
     def choose(self, outputs: AnyArray, rng: np.random.Generator | None) -> AnyArray:
         """See `ContinuousPolicy.choose`."""

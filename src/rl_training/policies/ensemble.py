@@ -145,6 +145,7 @@ class EnsembleCritic(nn.Module):
         values: Tensor = self.members(torch.cat((features.expand(len(actions), *features.shape), actions), dim=2))
         return values.squeeze(-1)
 
+
 class StateValue(nn.Module):
     """A network of state values V(s), with the settings of the critics.
 

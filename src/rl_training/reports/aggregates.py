@@ -14,7 +14,7 @@ from rl_training.reports.statistics import Estimate, aggregate, probability_of_i
 from rl_training.zoo.manifest import Manifest, RunResult, TaskResult
 from rl_training.zoo.suites import flat_settings, plain_text
 
-PLACE = {"env_id", "env_kwargs", "total_timesteps"}
+PLACE = {"env_id", "env_kwargs", "total_timesteps", "total_updates", "dataset"}
 """Settings that define the task and its length; a change in any other defines a different competitor."""
 GRID = 21
 """Number of points at which curves are estimated."""
@@ -71,10 +71,11 @@ def competitors(manifest: Manifest) -> list[Competitor]:
 
 
 def place_of(task: TaskResult) -> str:
-    """The environment with its arguments and wrappers."""
+    """The environment with its arguments and wrappers, and the recorded data."""
     kwargs = [f"{key}={plain_text(value)}" for key, value in task.env_kwargs.items() if key != "render_mode"]
     wrappers = [str(wrapper.get("name")) for wrapper in task.wrappers if isinstance(wrapper, Mapping)]
-    return " ".join([task.env_id, *kwargs, *wrappers])
+    data = [] if task.dataset is None else [task.dataset.partition(".")[0]]
+    return " ".join([task.env_id, *kwargs, *wrappers, *data])
 
 
 def has_curves(manifest: Manifest) -> bool:
@@ -101,7 +102,7 @@ def overall_panel(found: Sequence[Competitor]) -> Panel:
         tasks, all_evaluated = [], True
         for task in entry.tasks.values():
             runs, evaluated = curves_of(task)
-            score, total = task.normalization.score, task.total_timesteps
+            score, total = task.normalization.score, task.budget
             if runs:
                 tasks.append([[(step / total, score(value)) for step, value in run] for run in runs])
                 all_evaluated &= evaluated

@@ -13,7 +13,8 @@ from rl_training.zoo.manifest import Manifest, TaskResult
 TASKS_NOTE = (
     "From the manifest: evaluation episodes after training, of the policy that the suite scores (the final or the best "
     f"one). IQM is the interquartile mean over seeds with its {CONFIDENCE:.0%} bootstrap interval; for up to "
-    "three seeds it is the mean. Normalised scores: 0 is a random policy, 1 the suite's reference for the environment."
+    "three seeds it is the mean. Last and best: medians of the final policy and of the best checkpoint, in new "
+    "episodes. Normalised scores: 0 is a random policy, 1 the suite's reference for the environment."
 )
 OVERALL_NOTE = (
     "Normalised scores over all environments. Each algorithm is trained for the steps of its preset, so this "
@@ -45,7 +46,8 @@ def _soft(text: str) -> Html:
 
 
 def _tasks(manifest: Manifest) -> Html:
-    head = ["task", "environment", "seeds", "judged", "IQM", "interval", "each seed", "untrained", "normalised"]
+    head = ["task", "environment", "seeds", "judged", "IQM", "interval", "each seed", "last", "best", "untrained"]
+    head.append("normalised")
     rows = [_task_row(task) for task in manifest.tasks if task.scores()]
     return table([*head, "steps/s"], rows, numeric=(2, *range(4, len(head) + 1)))
 
@@ -62,6 +64,7 @@ def _task_row(task: TaskResult) -> list[Content]:
         f"{found.value:,.1f}",
         _interval(found, ",.1f"),
         ", ".join(f"{score:,.1f}" for score in scores),
+        *(f"{median(own):,.1f}" if (own := task.scores(judge)) else "-" for judge in ("final", "best")),
         f"{median(untrained):,.1f}" if untrained else "-",
         f"{normalised.value:.2f}",
         f"{median(run.env_steps_per_second for run in task.runs):,.0f}",

@@ -21,6 +21,7 @@ from rl_training.contracts.state import MAX_NUMBER
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import open_file
 from rl_training.experiment.logging import read_metrics
+from rl_training.experiment.normalized_scores import Reference, recorded_reference
 from rl_training.experiment.runs import CONFIG, METRICS, RunDirectory
 from rl_training.experiment.yaml_io import read_yaml
 from rl_training.reports.statistics import Floats
@@ -101,6 +102,11 @@ class RunRecord:
         """See `RunDirectory.best_return`."""
         during = [entry for entry in self.evaluations if not entry.get("final")]
         return max((entry["mean"] for entry in during or self.evaluations), default=None)
+
+    @property
+    def reference(self) -> Reference | None:
+        """The scale of D4RL's normalised score, if the environment has one."""
+        return recorded_reference(self.metadata, str(self.config.get("env_id")))
 
     @property
     def note(self) -> str | None:

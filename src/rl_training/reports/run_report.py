@@ -102,6 +102,7 @@ def _tiles(run: RunRecord) -> Html:
     entries = {
         f"{when}, {episodes} episodes": f"{last['mean']:,.1f} ± {_number(last.get('std'), '.1f')}" if last else None,
         "best evaluation": None if run.best_return is None else f"{run.best_return:,.1f}",
+        **_normalized(run, when),
         f"steps{total}": f"{run.env_steps:,}",
         "of training": None if seconds is None else duration(seconds),
         "steps per second": None if speed is None else f"{speed:,.0f}",
@@ -112,6 +113,14 @@ def _tiles(run: RunRecord) -> Html:
         if text is not None
     ]
     return element("div", *tiles, class_="tiles")
+
+
+def _normalized(run: RunRecord, when: str) -> dict[str, str]:
+    """Normalised scores of the last and of the best evaluation, if the environment has a scale."""
+    if run.reference is None or run.last_evaluation is None or run.best_return is None:
+        return {}
+    last, best = run.reference.score(run.last_evaluation["mean"]), run.reference.score(run.best_return)
+    return {f"normalised score, {when}": f"{last:,.1f}", "normalised score, best evaluation": f"{best:,.1f}"}
 
 
 def video_row(videos: Sequence[Video], said: Sequence[str] = ()) -> Html:

@@ -81,12 +81,15 @@ def suite_page(
 
 _RESULTS_NOTE = (
     "Evaluations at the end of training (the newest ones if no seed has finished): mean over seeds, its "
-    f"{CONFIDENCE:.0%} bootstrap interval, and the worst and the best seed. A single seed has no interval."
+    f"{CONFIDENCE:.0%} bootstrap interval, and the worst and the best seed. A single seed has no interval. "
+    "The last column is the mean over seeds of the best evaluation during training: the largest of several, so it "
+    "is too optimistic."
 )
 
 
 def _results(panels: Sequence[Panel]) -> Html:
-    head = ["environment", "algorithm", "seeds", "mean return", "interval", "worst", "best"]
+    head = ["environment", "algorithm", "seeds", "mean return", "interval", "worst seed", "best seed"]
+    head.append("best evaluation")
     rows = [_result_row(panel.title, curve) for panel in panels for curve in panel.curves]
     return table(head, rows, numeric=range(2, len(head)))
 
@@ -94,14 +97,15 @@ def _results(panels: Sequence[Panel]) -> Html:
 def _result_row(environment: str, curve: Curve) -> list[Content]:
     newest = [last for run in curve.runs if (last := run.last_evaluation)]
     if not newest:
-        return [environment, curve.label, len(curve.runs), "not evaluated", "-", "-", "-"]
+        return [environment, curve.label, len(curve.runs), "not evaluated", "-", "-", "-", "-"]
     # do not mix runs stopped half way with final results
     finals = [entry["mean"] for entry in [entry for entry in newest if entry.get("final")] or newest]
     mean, low, high = map(float, interval([np.array(finals, float)]))
     band = "-" if len(finals) < 2 else f"{low:,.1f} to {high:,.1f}"
     extremes = [f"{min(finals):,.1f}", f"{max(finals):,.1f}"]
     seeds = str(len(finals)) + (f" of {len(curve.runs)}" if len(finals) < len(curve.runs) else "")
-    return [environment, curve.label, seeds, f"{mean:,.1f}", band, *extremes]
+    best = [run.best_return for run in curve.runs if run.best_return is not None]
+    return [environment, curve.label, seeds, f"{mean:,.1f}", band, *extremes, f"{np.mean(best):,.1f}"]
 
 
 def _overview(runs: Sequence[RunRecord], labels: Sequence[str]) -> Html:

@@ -104,12 +104,18 @@ def _run_row(run: RunRecord, label: str) -> Row:
         "final_return_mean": float(last["mean"]) if last else None,
         "final_return_step": last["step"] if last else None,
         "best_return": run.best_return,
+        "final_normalized_score": _normalized(run, last["mean"] if last else None),
+        "best_normalized_score": _normalized(run, run.best_return),
         "created": _text(run.metadata.get("created")),
         "git_commit": _text(run.metadata.get("git_commit")),
     }
     facts |= {f"versions.{key}": shown(value) for key, value in versions.items()} if isinstance(versions, dict) else {}
     facts |= {f"hardware.{key}": value for key, value in hardware.items()} if isinstance(hardware, dict) else {}
     return {**facts, **{f"config.{name}": value for name, value in leaves(run.config).items()}}
+
+
+def _normalized(run: RunRecord, mean_return: float | None) -> float | None:
+    return None if run.reference is None or mean_return is None else run.reference.score(mean_return)
 
 
 def _metric_rows(run: RunRecord, label: str) -> Iterator[Row]:

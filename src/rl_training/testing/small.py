@@ -52,7 +52,9 @@ def small_sizes(spec: AlgorithmSpec) -> dict[str, Any]:
 def small_networks(spec: AlgorithmSpec, width: int) -> dict[str, Any]:
     """The setting `network` with one hidden layer of that width, if the algorithm has the package's networks."""
     network = getattr(spec.config(), "network", None)
-    sizes = {name: (width,) for name in ("sizes", "actor_sizes", "critic_sizes", "behaviour_sizes") if hasattr(network, name)}
+    sizes = {
+        name: (width,) for name in ("sizes", "actor_sizes", "critic_sizes", "behaviour_sizes") if hasattr(network, name)
+    }
     return {"network": sizes} if sizes else {}
 
 

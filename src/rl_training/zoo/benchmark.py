@@ -55,7 +55,7 @@ class Job:
     """Why it failed, or what it is waiting for."""
     steps: int = 0
     rate: float = 0.0
-    """Environment steps per second of its process, including all overhead."""
+    """Environment steps, or gradient steps on recorded data, per second of its process, including all overhead."""
     latest: float | None = None
     """Mean return of its latest evaluation."""
     result: RunResult | None = None
@@ -120,6 +120,11 @@ class RunIndex:
         return max(found, key=_progress, default=None)
 
 
+def is_minari(source: str) -> bool:
+    """Whether a dataset is named by its Minari id, not by a path."""
+    return source.startswith("minari:")
+
+
 def _progress(run: RunDirectory) -> tuple[bool, int]:
     try:
         return read_result(run) is not None, run.env_steps()
@@ -158,6 +163,7 @@ class Benchmark:
             (self.directory / LOGS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"output_dir: '{self.directory}' is not writable: {error}") from error
+        self._require_data()
         owner = lock_owner(self.directory)
         if owner is not None:
             raise ConfigError(f"{self.directory} is used by another benchmark ({owner}); choose another --output-dir")
@@ -175,6 +181,16 @@ class Benchmark:
             finally:
                 self._stop_workers(signal.SIGTERM)  # none left, unless an exception was raised
             return Outcome(self.jobs, self._collect(), self.directory, self._signals[0] if self._signals else 0)
+
+    def _require_data(self) -> None:
+        """Refuse to start if the recorded data of a job is missing."""
+        named = sorted({job.config.dataset for job in self.jobs if job.config.dataset is not None})
+        missing = [name for name in named if not (is_minari(name) or Path(name).exists())]
+        if missing:
+            raise ConfigError(
+                [f"dataset: {name} does not exist" for name in missing]
+                + ["make the datasets of the suites with `make datasets`, in the directory that has ./datasets"]
+            )
 
     def _is_busy(self) -> bool:
         states = {job.state for job in self.jobs}
@@ -250,7 +266,7 @@ class Benchmark:
         with contextlib.suppress(CheckpointError):
             latest = last_metrics(run.path / METRICS)
             job.steps = int(latest.get("global_step", job.steps))
-            job.rate = latest.get("time/env_steps_per_second") or job.rate
+            job.rate = latest.get("time/env_steps_per_second") or latest.get("time/updates_per_second") or job.rate
             evaluations = run.evaluations()
             job.latest = evaluations[-1]["mean"] if evaluations else None
             job.state = "evaluating" if is_trained(run) else "training"
@@ -323,6 +339,8 @@ class Benchmark:
             env_kwargs=config.env_kwargs,
             wrappers=config.to_dict()["wrappers"],
             total_timesteps=config.total_timesteps,
+            total_updates=config.total_updates,
+            dataset=None if config.dataset is None else Path(config.dataset).name,
             config_hash=config_hash(config),
             judge=task.judge,
             deterministic=config.eval_deterministic,

@@ -19,6 +19,7 @@ from typing import Any
 from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import ConfigError, RLTrainingError
 from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.spec import Regime
 from rl_training.envs.atari import is_atari
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import read_mapping, write_text
@@ -39,7 +40,11 @@ def config_hash(config: TrainConfig) -> str:
     data = _decisive(config)
     decisive = [*DECISIVE, *["atari"] * is_atari(config.env_id, config.env_kwargs)]
     decisive += ["action_masks"] * config.action_masks
-    text = json.dumps({name: data[name] for name in decisive}, sort_keys=True)
+    decisive += ["dataset", "data", "total_updates"] * (config.regime is Regime.OFFLINE)
+    values = {name: data.get(name) for name in decisive}
+    if values.get("dataset") is not None:  # its folder does not matter; what it holds is in the results
+        values["dataset"] = Path(values["dataset"]).name
+    text = json.dumps(values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -62,7 +67,7 @@ class Evaluated:
     mean: float = setting(help="Mean undiscounted return.")
     std: float = setting(help="Standard deviation over episodes.")
     episodes: int = setting(help="How many.", ge=1)
-    step: int = setting(help="Environment steps that the policy was trained for.", ge=0)
+    step: int = setting(help="Environment steps, or gradient steps on recorded data, before it.", ge=0)
     returns: list[float] | None = setting(None, "The return of each episode.")
 
     @classmethod
@@ -78,9 +83,9 @@ class RunResult:
     """The result of one seed of one task."""
 
     seed: int = setting(help="Seed of the run.", ge=0)
-    env_steps: int = setting(help="Environment steps it was trained for.", ge=1)
+    env_steps: int = setting(help="Environment steps it was trained for; 0 for recorded data.", ge=0)
     wall_seconds: float = setting(help="Seconds of training, with logs and checkpoints, without evaluations.", ge=0)
-    env_steps_per_second: float = setting(help="Speed of training.", ge=0)
+    env_steps_per_second: float = setting(help="Speed of training; of recorded data, gradient steps.", ge=0)
     date: str = setting(help="When it was run, in UTC.")
     versions: dict[str, Any] = setting(help="Versions of this package and of those that affect results.")
     hardware: dict[str, Any] = setting(help="Processor, cores, threads, device.")
@@ -88,6 +93,8 @@ class RunResult:
         None, "Git commit of the working directory or of this package; `-dirty` with changes."
     )
     run: str | None = setting(None, "Name of the run directory.")
+    updates: int = setting(0, "Gradient steps on recorded data.", ge=0)
+    data_hash: str | None = setting(None, "SHA-256 of the content of the recorded data.")
     untrained: Evaluated | None = setting(None, "The policy before training.")
     final: Evaluated | None = setting(None, "The policy at the end of training.")
     best: Evaluated | None = setting(None, "The best checkpoint of the training, in new episodes.")
@@ -124,12 +131,21 @@ class TaskResult:
     episodes: int | None = setting(help="Episodes per evaluation during training.", ge=1)
     normalization: Normalization = setting(help="Scale of the normalised scores.")
     runs: list[RunResult] = setting(help="Results, one per seed.")
+    total_updates: int = setting(0, "Gradient steps to train for on recorded data; 0 without any.", ge=0)
+    dataset: str | None = setting(None, "Name of the file with the recorded data.")
 
     def problems(self) -> list[str]:
         """Inconsistencies within the task."""
         seeds = [run.seed for run in self.runs]
         twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
-        return [f"runs: duplicate seed {seed}" for seed in twice]
+        hashes = {run.data_hash for run in self.runs}
+        mixed = [f"runs: their data differs: {', '.join(sorted(map(str, hashes)))}"] if len(hashes) > 1 else []
+        return [f"runs: duplicate seed {seed}" for seed in twice] + mixed
+
+    @property
+    def budget(self) -> int:
+        """How long each run was trained: gradient steps on recorded data, otherwise environment steps."""
+        return self.total_updates or self.total_timesteps
 
     @property
     def name(self) -> str:
@@ -212,9 +228,14 @@ def merge(old: Manifest, new: Manifest) -> Manifest:
 def _merge_task(old: TaskResult, new: TaskResult | None) -> TaskResult:
     if new is None:
         return old
-    same = (old.config_hash, old.protocol) == (new.config_hash, new.protocol)
+    same = (old.config_hash, old.protocol, _data(old)) == (new.config_hash, new.protocol, _data(new))
     runs = {run.seed: run for run in (old.runs if same else [])} | {run.seed: run for run in new.runs}
     return dataclasses.replace(new, runs=[runs[seed] for seed in sorted(runs)])
+
+
+def _data(task: TaskResult) -> set[str | None]:
+    """Hashes of the recorded data that the runs learned from."""
+    return {run.data_hash for run in task.runs}
 
 
 def results_dir() -> Path:

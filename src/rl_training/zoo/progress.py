@@ -71,7 +71,7 @@ class LiveTable:
 
 
 def _row(job: Job) -> list[str]:
-    share = f"{100 * job.steps // job.config.total_timesteps} %" if job.steps else ""
+    share = f"{100 * job.steps // job.config.budget} %" if job.steps else ""
     speed, latest = "", job.latest
     if job.result is not None:
         share, speed = "", f"{job.result.env_steps_per_second:,.0f}"
@@ -80,7 +80,11 @@ def _row(job: Job) -> list[str]:
     elif job.process is not None and job.rate:
         speed = f"{job.rate:,.0f}"
     state = f"[{COLORS[job.state]}]{job.state}[/]" + (f" {share}" if job.state == "training" else "")
-    steps = f"{job.steps:,}/{job.config.total_timesteps:,}" if job.result is None else f"{job.result.env_steps:,}"
+    steps = (
+        f"{job.steps:,}/{job.config.budget:,}"
+        if job.result is None
+        else f"{job.result.env_steps or job.result.updates:,}"
+    )
     if job.note:
         state += f" ({escape(printable(job.note[:60]))})"
     return [
@@ -122,7 +126,7 @@ def _line(job: Job) -> str:
         return f"{job.name}: done{reached}, {job.result.wall_seconds:.0f} s, {speed}"
     if job.state == "training" and job.steps:
         latest = "" if job.latest is None else f", return {job.latest:.1f}"
-        return f"{job.name}: {job.steps:,}/{job.config.total_timesteps:,} steps, {job.rate:,.0f} steps/s{latest}"
+        return f"{job.name}: {job.steps:,}/{job.config.budget:,} steps, {job.rate:,.0f} steps/s{latest}"
     return f"{job.name}: {job.state}" + (f": {job.note}" if job.note else "")
 
 

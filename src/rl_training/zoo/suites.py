@@ -75,7 +75,10 @@ class Normalization:
 class TaskFile:
     """One task as written in a suite file."""
 
-    preset: str = setting(help="Name of a preset, or a pattern such as `*/cartpole` for all that match.")
+    preset: str = setting(
+        help="Name of a preset, or a pattern such as `*/cartpole` for all that match: with the setting dataset, those "
+        "that learn from recorded data, otherwise the others."
+    )
     settings: dict[str, Any] = setting(factory=dict, help="Settings that override the preset, as in a config file.")
     judge: Judged | None = setting(
         None, "Which policy is scored in this task: final or best; by default that of the suite."
@@ -247,7 +250,9 @@ def _matching(task: TaskFile, named: set[str], place: str, problems: list[str]) 
     except ConfigError as error:
         problems += [f"{place} > preset: {text}" for text in error.problems]
         return []
-    found = [preset for name, preset in presets().items() if fnmatch.fnmatchcase(name, task.preset)]
+    recorded = "dataset" in task.settings
+    matching = [preset for name, preset in presets().items() if fnmatch.fnmatchcase(name, task.preset)]
+    found = [preset for preset in matching if bool(preset.data.get("total_updates")) == recorded]
     if not found:
         problems.append(f"{place} > preset: no preset matches '{task.preset}'. See `rl-training zoo list`")
     return [preset for preset in found if task_name(preset.name, task.settings) not in named]

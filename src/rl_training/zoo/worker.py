@@ -25,6 +25,7 @@ from rl_training.api import facades
 from rl_training.api.agent import Agent, agent_of
 from rl_training.api.session import resume, train
 from rl_training.contracts.errors import CheckpointError
+from rl_training.contracts.spec import Regime
 from rl_training.experiment.checkpointing import checkpoints_of
 from rl_training.experiment.config import NETWORK_LOGGERS, Layer, TrainConfig, read_config, resolve
 from rl_training.experiment.files import read_mapping, write_text
@@ -67,7 +68,7 @@ class Stopwatch(Callback):
 
 def run_config(config: TrainConfig, protocol: Protocol, seed: int, directory: Path) -> TrainConfig:
     """A task's config for one seed, with the suite's evaluation and checkpoint intervals."""
-    every = max(1, config.total_timesteps // protocol.points)
+    every = max(1, config.budget // protocol.points)
     return config.replace(
         seed=seed,
         output_dir=directory,
@@ -126,6 +127,9 @@ def is_trained(run: RunDirectory) -> bool:
 def evaluate_run(run: RunDirectory, config: TrainConfig, episodes: int) -> RunResult:
     """Evaluate the untrained, final and best policies of a finished run; the result also holds times and versions."""
     about, steps = run.metadata(), run.env_steps()
+    updates, data = 0, about.get("dataset")
+    if config.regime is Regime.OFFLINE:
+        steps, updates = 0, steps  # the numbers of its checkpoints count gradient steps
     curve = [entry for entry in run.evaluations() if not entry.get("final")]
     training = list(read_metrics(run.path / METRICS))
     best = run.path / "checkpoints" / "best"
@@ -134,12 +138,14 @@ def evaluate_run(run: RunDirectory, config: TrainConfig, episodes: int) -> RunRe
         seed=config.seed,
         env_steps=steps,
         wall_seconds=round(seconds, 1),
-        env_steps_per_second=round(steps / seconds, 1) if seconds else 0.0,
+        env_steps_per_second=round((steps or updates) / seconds, 1) if seconds else 0.0,
         date=about["created"] if not about.get("history") else about["history"][0]["started"],
         versions=about["versions"],
         hardware={key: value for key, value in about["hardware"].items() if key != "system"},
         git_commit=about["git_commit"],
         run=run.path.name,
+        updates=updates,
+        data_hash=data.get("hash") if isinstance(data, dict) else None,
         untrained=_evaluate(_untrained(config), episodes),
         final=_evaluate(_load(run.path, config), episodes),
         best=_evaluate(_load(best, config), episodes) if best.is_dir() else None,
@@ -184,7 +190,7 @@ def _load(path: Path, config: TrainConfig) -> Agent:
 
 def _evaluate(agent: Agent, episodes: int) -> Evaluated:
     try:
-        return Evaluated.of(agent.evaluate(episodes), agent.num_timesteps)
+        return Evaluated.of(agent.evaluate(episodes), agent.position)
     finally:
         agent.close()
 

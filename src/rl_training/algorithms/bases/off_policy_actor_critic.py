@@ -13,12 +13,13 @@ from torch import Tensor
 
 from rl_training.accelerate import Accelerated
 from rl_training.contracts.algorithm import Algorithm
-from rl_training.contracts.batches import Progress, TransitionBatch, UpdateResult
+from rl_training.contracts.batches import Metrics, Observation, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.schedule import ScheduleOrFloat, value_of
 from rl_training.contracts.settings import documented, log_uniform, setting
 from rl_training.contracts.spec import EnvSpec
 from rl_training.data.settings import OffPolicyConfig
-from rl_training.functional.ensembles import ensemble_td_loss
+from rl_training.functional.ensembles import ensemble_td_loss, pessimistic_target
+from rl_training.functional.values import q_statistics
 from rl_training.policies.actors import ContinuousPolicy, OffPolicyNetworkConfig
 from rl_training.policies.ensemble import EnsembleCritic
 from rl_training.policies.exploration import NoiseConfig
@@ -150,6 +151,24 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
             "train/gradient_norm": critic["gradient_norm"],
             "priorities": critic["priorities"],
         }
+
+    @torch.no_grad()
+    def validate(self, batch: TransitionBatch) -> Metrics:
+        """See `Algorithm.validate`: the critics' error against one-step targets, and statistics of Q-values.
+
+        Targets take the policy's deterministic next action and the minimum of the target critics.
+        """
+        target = self.critic_target.module if self.has_critic_target else self.policy.critic
+        next_q = self.q_values(target, batch.next_obs, self.policy.mode(batch.next_obs))
+        q_target = pessimistic_target(batch.reward, batch.discount, next_q)
+        data_q = self.q_values(self.policy.critic, batch.obs, batch.action)
+        policy_q = self.q_values(self.policy.critic, batch.obs, self.policy.mode(batch.obs))
+        return {"td_error": (data_q - q_target).square().mean().sqrt(), **q_statistics(data_q, policy_q)}
+
+    def q_values(self, critic: EnsembleCritic, obs: Observation, action: Tensor) -> Tensor:
+        """Q-values [E, B] of observations, means of quantiles; overridden where the critic takes encoded features."""
+        values: Tensor = critic(obs, action)
+        return values.mean(2) if values.dim() == 3 else values
 
     def targets(self) -> list[Target[Any]]:
         """All target networks."""

@@ -11,6 +11,7 @@ from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.plugins import LOGGERS, FactoryT
 from rl_training.contracts.settings import setting
+from rl_training.experiment.normalized_scores import Reference
 from rl_training.runtime.callbacks import Callback, Every, RunView
 
 
@@ -87,6 +88,8 @@ class LoggingCallback(Callback):
     every: Every
     logged_at: int = -1
     """The last step that was logged."""
+    reference: Reference | None = None
+    """The scale of normalised scores, if the environment has one."""
 
     def on_iteration(self, run: RunView) -> None:
         """See `Callback.on_iteration`."""
@@ -102,6 +105,8 @@ class LoggingCallback(Callback):
         }
         if result.success_rate is not None:
             metrics["eval/success_rate"] = result.success_rate
+        if self.reference is not None:
+            metrics["eval/normalized_score"] = self.reference.score(result.mean)
         for logger in self.loggers:
             logger.log(run.position, metrics)
 
