@@ -212,9 +212,8 @@ def _agrees(ours: Any, theirs: Any, tolerance: float) -> Any:
 def _compare_observations(dataset: Dataset, stepper: _Stepper, outcome: _Outcome, share: str) -> Iterator[Finding]:
     differ = int(outcome.obs_differ.sum())
     if not differ:
-        yield Finding("note", "stepping", f"the next observations of all {len(outcome.rows)} rows agree with "
-                                          "the environment "
-                      f"({share.partition('that ')[2]})")  # fmt: skip
+        text = f"the next observations agree with the environment in all {share.removeprefix('of ')}"
+        yield Finding("note", "stepping", text)
         return
     first = int(outcome.rows[outcome.obs_differ][0])
     text = f"{differ} {share} have another next observation than the environment (the first is row {first})"
