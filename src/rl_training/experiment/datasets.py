@@ -8,6 +8,8 @@ from typing import Any, cast
 import numpy as np
 
 from rl_training.contracts.arrays import AnyArray, ArrayObservation, map_observation
+from rl_training.contracts.environment import ActionMapping
+from rl_training.contracts.spec import EnvSpec
 from rl_training.data.dataset import (
     SMALL_BYTES,
     Dataset,
@@ -21,7 +23,6 @@ from rl_training.data.dataset import (
 )
 from rl_training.data.formats.space_json import flatten_dict
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.envs.actions import ActionMap
 from rl_training.experiment.build import Experiment, build_experiment
 from rl_training.experiment.checkpointing import MANIFEST, load_checkpoint
 from rl_training.experiment.metadata import package_versions
@@ -53,7 +54,7 @@ def replay_dataset(path: Path, *, trust: bool = False) -> Dataset:
     if saved is not None and "replay" in saved.state:
         experiment = build_experiment(config_of(saved, trust=trust))
         try:
-            return dataset_of(read_replay(path, experiment.spec), experiment, str(path))
+            return _dataset_of(read_replay(path, experiment.spec), experiment, str(path))
         finally:
             experiment.close()
     experiment, _ = load_experiment(path, trust=trust)
@@ -67,7 +68,7 @@ def replay_dataset(path: Path, *, trust: bool = False) -> Dataset:
             )
         if trainer.sampler.buffer.num_transitions == 0:
             raise DatasetError(f"{path}: its replay buffer is empty, or was not saved (checkpoint_replay)")
-        return dataset_of(trainer.sampler.buffer, experiment, str(path))
+        return _dataset_of(trainer.sampler.buffer, experiment, str(path))
     finally:
         experiment.close()
 
@@ -76,34 +77,40 @@ def _learned(trainer: object) -> str:
     return "rollouts, which are not kept" if hasattr(trainer, "buffer") else "recorded data; use that file"
 
 
-def dataset_of(buffer: ReplayBuffer, experiment: Experiment, name: str) -> Dataset:
-    """The transitions of a replay buffer, environment after environment. Observations are not copied.
+def _dataset_of(buffer: ReplayBuffer, experiment: Experiment, name: str) -> Dataset:
+    config = experiment.config
+    metadata = DatasetMetadata(
+        env_id=config.env_id,
+        env_kwargs=config.env_kwargs,
+        behaviour_policy=f"replay of {config.algo}, {name}",
+        seeds=[config.seed],
+        versions=package_versions(),
+        spaces_known=True,
+    )
+    return dataset_of(buffer, experiment.spec, experiment.actions, metadata)
+
+
+def dataset_of(buffer: ReplayBuffer, spec: EnvSpec, actions: ActionMapping, metadata: DatasetMetadata) -> Dataset:
+    """The transitions of a replay buffer, environment after environment. Large observations are not copied.
 
     Episodes that are unfinished count as truncated at their newest step. The oldest episode of each environment may
     lack its first steps.
     """
     buffer.close_episodes()
     index = _in_order(buffer)
-    ends = index[buffer.final_row[index] >= 0]
-    spec, config = experiment.spec, experiment.config
+    terminated = buffer.terminated[index]
+    truncated = (buffer.truncated[index] | (buffer.final_row[index] >= 0)) & ~terminated
     text = f"the oldest {buffer.oldest * buffer.num_envs:,} steps have left the replay: episodes may lack their start"
     return Dataset(
         observations=_observations(buffer, index),
-        actions=ActionMap(spec.action_space, experiment.actions.box_actions).to_env(buffer.action[index]),
+        actions=actions.to_env(buffer.action[index]),
         rewards=buffer.reward[index],
-        terminated=buffer.terminated[index],
-        truncated=buffer.truncated[index] & ~buffer.terminated[index],
-        final_observations=buffer.next_observations(ends),
+        terminated=terminated,
+        truncated=truncated,
+        final_observations=buffer.next_observations(index[terminated | truncated]),
         observation_space=flatten_dict(spec.observation_space),
         action_space=spec.action_space,
-        metadata=DatasetMetadata(
-            env_id=config.env_id,
-            env_kwargs=config.env_kwargs,
-            behaviour_policy=f"replay of {config.algo}, {name}",
-            seeds=[config.seed],
-            versions=package_versions(),
-            spaces_known=True,
-        ),
+        metadata=metadata,
         findings=[Finding("note", "episodes", text)] if buffer.oldest else [],
     )
 
