@@ -11,7 +11,6 @@ For Box spaces there are three explicit ways to stay within the bounds:
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -90,22 +89,6 @@ class ActionMap:
         if self.box_actions == "squash":
             unit = np.arctanh(_clip(unit, -SQUASH_LIMIT, SQUASH_LIMIT))
         return unit.astype(np.float32)
-
-    def log_widths(self, action: AnyArray) -> AnyArray:
-        """Log-determinant [N] of the derivative of `to_env` at policy actions [N, ...], for changes of densities.
-
-        Example:
-            >>> ActionMap(spaces.Box(-2.0, 2.0, (1,)), "rescale").log_widths(np.array([[0.5]])).round(4).tolist()
-            [0.6931]
-        """
-        rows = len(action)
-        if self.box_actions == "clip" or not isinstance(self.space, spaces.Box):
-            return np.zeros(rows)
-        each = np.broadcast_to(np.log(self._half_width), action.shape).astype(np.float64)
-        if self.box_actions == "squash":
-            each = each + 2.0 * (math.log(2.0) - action - np.logaddexp(0.0, -2.0 * action))
-        summed: AnyArray = each.reshape(rows, -1).sum(axis=1)
-        return summed
 
 
 def _clip(x: AnyArray, low: Any, high: Any) -> AnyArray:

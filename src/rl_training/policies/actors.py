@@ -38,8 +38,6 @@ from rl_training.policies.networks import (
 
 LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of a squashed Gaussian's log standard deviation (Haarnoja et al. 2018, their published code)."""
-ACTION_LIMIT = 1.0 - 1e-6
-"""Actions nearer to a bound have no finite inverse of tanh in float32."""
 SDE_MEAN_RANGE = (-2.0, 2.0)
 """Bounds of the mean before squashing with gSDE: beyond them tanh is flat, and the noise would have no effect."""
 
@@ -165,12 +163,6 @@ class SquashedGaussianActor(nn.Module):
         mean, log_std = self(obs)
         unsquashed = torch.addcmul(mean, log_std.exp(), noise)
         return unsquashed.tanh(), squashed_log_prob(unsquashed, noise, log_std)
-
-    def log_prob(self, obs: Observation, actions: Tensor) -> Tensor:
-        """Log-probabilities [B] of actions [B, A] in [-1, 1]; those at the bounds count as the nearest inside."""
-        mean, log_std = self(obs)
-        unsquashed = actions.clamp(-ACTION_LIMIT, ACTION_LIMIT).atanh()
-        return squashed_log_prob(unsquashed, (unsquashed - mean) * (-log_std).exp(), log_std)
 
     def mode(self, obs: Observation) -> Tensor:
         """The squashed mean [B, A]."""
@@ -319,11 +311,6 @@ class SquashedGaussianPolicy(ContinuousPolicy):
     def mode(self, obs: Observation) -> Tensor:
         """See `ContinuousPolicy.mode`."""
         return self.actor.mode(obs)
-
-    @torch.no_grad()
-    def score(self, obs: Observation, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """See `ScoringPolicy.score`; without the action noise that may be added."""
-        return self.actor.log_prob(obs, actions.reshape(len(actions), -1)), self.value(obs)
 
     @property
     def has_state(self) -> bool:
