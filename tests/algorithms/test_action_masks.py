@@ -185,7 +185,9 @@ SMALL = {
 def algorithm(name, **settings):
     spec = registry()[name]
     plain = {"dueling": False, "noisy": False, "network": QNetworkConfig((8,)), **SMALL[name], **settings}
-    return spec.algorithm(spec.config(**plain), SPEC, torch.device("cpu"), np.random.default_rng(0))
+    return spec.algorithm_for(SPEC.action_space)(
+        spec.config(**plain), SPEC, torch.device("cpu"), np.random.default_rng(0)
+    )
 
 
 def transitions(next_masks, discount=0.9, seed=0):

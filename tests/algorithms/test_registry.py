@@ -280,7 +280,7 @@ def to_tensors(obs):
 def make(name, env, seed=0, **settings):
     spec = SPECS[name]
     config = TrainConfig(algo=name, env_id="any", algorithm=small_settings(spec, **settings)).algorithm
-    return spec.algorithm(config, env, torch.device("cpu"), random_stream(seed, "algorithm"))
+    return spec.algorithm_for(env.action_space)(config, env, torch.device("cpu"), random_stream(seed, "algorithm"))
 
 
 def env_of(name, obs=None):

@@ -105,3 +105,9 @@ class AlgorithmSpec:
     """Stability level: core and contrib belong to this package; everything that others register is a plugin."""
     needs_images: bool = False
     """Whether it learns only from pixels and refuses observations without images."""
+    discrete: type[Algorithm[Any]] | None = None
+    """The class for Discrete actions, if that is another one than `algorithm`."""
+
+    def algorithm_for(self, action_space: spaces.Space[Any]) -> type[Algorithm[Any]]:
+        """The class that learns actions of this space."""
+        return self.discrete if self.discrete and isinstance(action_space, spaces.Discrete) else self.algorithm

@@ -344,7 +344,8 @@ def _make_algorithm(config: TrainConfig, spec: EnvSpec, device: torch.device) ->
     # one thread, so that initial weights do not depend on the number of threads
     with using_threads(1), using(config.accelerate):
         rng = random_stream(config.seed, "algorithm")
-        return algorithm_spec.algorithm(config.algorithm, spec, device, rng)
+        algorithm = algorithm_spec.algorithm_for(spec.action_space)
+        return algorithm(config.algorithm, spec, device, rng)
 
 
 def _learning_adapter(config: TrainConfig, vector: AnyVectorEnv, given: EnvLike | None) -> AutoresetAdapter:

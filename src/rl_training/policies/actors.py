@@ -24,7 +24,7 @@ from rl_training.contracts.schedule import value_of
 from rl_training.contracts.settings import SameAs, choices, documented, setting
 from rl_training.contracts.spec import BoxActions, EnvSpec
 from rl_training.functional.policies import squashed_log_prob, state_dependent_log_std, state_dependent_noise
-from rl_training.policies.distributions import normal_noise
+from rl_training.policies.distributions import DiagGaussian, normal_noise
 from rl_training.policies.encoders import Encoder, make_encoder
 from rl_training.policies.ensemble import EnsembleCritic
 from rl_training.policies.exploration import NoiseConfig, StateDependentNoise, gaussian_noise, ou_noise
@@ -40,6 +40,12 @@ LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of a squashed Gaussian's log standard deviation (Haarnoja et al. 2018, their published code)."""
 SDE_MEAN_RANGE = (-2.0, 2.0)
 """Bounds of the mean before squashing with gSDE: beyond them tanh is flat, and the noise would have no effect."""
+
+
+GAUSSIAN_LOG_STD_RANGE = (-5.0, 2.0)
+"""Bounds of the log standard deviation of `GaussianActor` (as in IQL's published code)."""
+LARGEST_ACTION = 1.0 - 1e-6
+"""Recorded actions are at most this far from 0 before atanh."""
 
 
 @documented
@@ -164,10 +170,54 @@ class SquashedGaussianActor(nn.Module):
         unsquashed = torch.addcmul(mean, log_std.exp(), noise)
         return unsquashed.tanh(), squashed_log_prob(unsquashed, noise, log_std)
 
+    def log_prob(self, obs: Observation, action: Tensor) -> Tensor:
+        """Log-probabilities [B] of actions [B, ...] in [-1, 1]; actions at the bounds are moved slightly inwards."""
+        mean, log_std = self(obs)
+        unsquashed = torch.atanh(action.flatten(1).clamp(-LARGEST_ACTION, LARGEST_ACTION))
+        return squashed_log_prob(unsquashed, (unsquashed - mean) * torch.exp(-log_std), log_std)
+
     def mode(self, obs: Observation) -> Tensor:
         """The squashed mean [B, A]."""
         mean: Tensor = self(obs)[0]
         return mean.tanh()
+
+
+class GaussianActor(nn.Module):
+    """A diagonal Gaussian around tanh of the trunk's outputs; its standard deviations do not depend on the state.
+
+    For learning from recorded actions: unlike a squashed Gaussian, it has finite log-probabilities of actions at the
+    bounds. Samples are clipped to [-1, 1].
+    """
+
+    def __init__(self, spec: EnvSpec, network: OffPolicyNetworkConfig, encoder: Encoder | None = None) -> None:
+        super().__init__()
+        size = num_actions(spec)
+        self.trunk = Trunk(spec, network, size, encoder)
+        self.log_std = nn.Parameter(torch.zeros(size))
+
+    def distribution(self, obs: Observation) -> DiagGaussian:
+        """The distribution of actions before clipping."""
+        return DiagGaussian(self.mode(obs), self.log_std.clamp(*GAUSSIAN_LOG_STD_RANGE))
+
+    def forward(self, obs: Observation) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation [B, A]."""
+        distribution = self.distribution(obs)
+        return distribution.mean, distribution.log_std.expand_as(distribution.mean)
+
+    def sample(self, obs: Observation, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [B, A] from standard normal noise [B, A], and their log-probabilities [B] before clipping."""
+        distribution = self.distribution(obs)
+        action = distribution.sample(noise)
+        return action.clamp(-1.0, 1.0), distribution.log_prob(action)
+
+    def log_prob(self, obs: Observation, action: Tensor) -> Tensor:
+        """Log-probabilities [B] of actions [B, ...]."""
+        return self.distribution(obs).log_prob(action.flatten(1))
+
+    def mode(self, obs: Observation) -> Tensor:
+        """The mean [B, A]."""
+        outputs: Tensor = self.trunk(obs)
+        return outputs.tanh()
 
 
 class ContinuousPolicy(nn.Module):
@@ -271,6 +321,10 @@ class ContinuousPolicy(nn.Module):
                 state = noise if self.noise.kind == "ou" else state
         return ActOutput(action.reshape(action.shape[0], *self.action_shape), {}, state)
 
+    def draw_noise(self, rng: np.random.Generator, *leading: int) -> Tensor:
+        """The noise [..., A] that `actor.sample` takes: standard normal."""
+        return torch.from_numpy(normal_noise(rng, (*leading, self.num_actions)))
+
     def _draw_noise(
         self, action: Tensor, state: Tensor | None, episode_start: Tensor | None, rng: np.random.Generator
     ) -> Tensor:
@@ -341,3 +395,30 @@ class SquashedGaussianPolicy(ContinuousPolicy):
             return np.tanh(mean)
         std = np.exp(np.minimum(np.maximum(log_std, LOG_STD_RANGE[0]), LOG_STD_RANGE[1]))
         return np.tanh(mean + std * normal_noise(rng, mean.shape))
+
+
+class GaussianPolicy(ContinuousPolicy):
+    """Samples from a Gaussian actor, clipped to the bounds (IQL, AWAC, CRR and others that weight recorded actions)."""
+
+    actor: GaussianActor
+    actor_class = GaussianActor
+
+    def mode(self, obs: Observation) -> Tensor:
+        """See `ContinuousPolicy.mode`."""
+        return self.actor.mode(obs)
+
+    def draws(self, obs: Observation, state: Any, rng: np.random.Generator) -> tuple[Tensor, Any]:
+        """See `ContinuousPolicy.draws`: standard normal samples [N, A]."""
+        return self.draw_noise(rng, num_rows(obs)).to(self.noise_std.device), state
+
+    def sample(self, obs: Observation, draws: Tensor) -> Tensor:
+        """See `ContinuousPolicy.sample`."""
+        return self.actor.sample(obs, draws)[0]
+
+    def choose(self, outputs: AnyArray, rng: np.random.Generator | None) -> AnyArray:
+        """See `ContinuousPolicy.choose`."""
+        mean = np.tanh(outputs)
+        if rng is None:
+            return mean
+        std = np.exp(self.actor.log_std.detach().clamp(*GAUSSIAN_LOG_STD_RANGE).numpy())
+        return np.minimum(np.maximum(mean + std * normal_noise(rng, mean.shape), -1.0), 1.0)

@@ -89,10 +89,19 @@ class OwnEnsemble(nn.Module):
             OwnNetwork(name, num_inputs, num_outputs, kwargs, "critic") for _ in range(num_members)
         )
 
-    def forward(self, x: Tensor, members: slice | None = None) -> Tensor:
+    def forward(self, x: Tensor, members: Members | None = None) -> Tensor:
         """See `EnsembleMLP.forward`."""
-        chosen = self.networks if members is None else self.networks[members]
-        return torch.stack([network(x) for network in chosen])
+        if isinstance(members, Tensor):
+            return torch.stack([self.networks[index](x) for index in members.tolist()])
+        return torch.stack([network(x) for network in (self.networks if members is None else self.networks[members])])
+
+
+def make_members(num_members: int, num_inputs: int, num_outputs: int, network: OffPolicyNetworkConfig) -> nn.Module:
+    """E critic networks from [B, inputs] to [E, B, outputs]: of the settings' sizes, or registered ones."""
+    if network.critic != "mlp":
+        return OwnEnsemble(num_members, num_inputs, num_outputs, network.critic, network.critic_kwargs)
+    sizes, activation, options = network.critic_sizes, network.activation, network.critic_options()
+    return EnsembleMLP(num_members, num_inputs, sizes, num_outputs, activation, options)
 
 
 class EnsembleCritic(nn.Module):
@@ -116,13 +125,7 @@ class EnsembleCritic(nn.Module):
             encoder = make_encoder(network.encoder, spec.observation_space, network.encoder_kwargs)
         self.encoder = encoder
         num_inputs = encoder.num_features + int(np.prod(spec.action_space.shape or ()))
-        self.members: nn.Module
-        if network.critic == "mlp":
-            options = network.critic_options()
-            sizes, activation = network.critic_sizes, network.activation
-            self.members = EnsembleMLP(num_critics, num_inputs, sizes, num_outputs, activation, options)
-        else:
-            self.members = OwnEnsemble(num_critics, num_inputs, num_outputs, network.critic, network.critic_kwargs)
+        self.members = make_members(num_critics, num_inputs, num_outputs, network)
 
     def forward(self, obs: Observation, action: Tensor, members: Members | None = None) -> Tensor:
         """Q-values [E, B] of actions [B, ...], or [E, B, K] with several outputs; `members` selects critics."""

@@ -19,7 +19,6 @@ from rl_training.contracts.spec import EnvSpec
 from rl_training.data.settings import OffPolicyConfig
 from rl_training.functional.ensembles import ensemble_td_loss
 from rl_training.policies.actors import ContinuousPolicy, OffPolicyNetworkConfig
-from rl_training.policies.distributions import normal_noise
 from rl_training.policies.ensemble import EnsembleCritic
 from rl_training.policies.exploration import NoiseConfig
 from rl_training.policies.layers import draw_dropout
@@ -169,5 +168,4 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
 
     def draw_noise(self, batch: TransitionBatch) -> Tensor:
         """Standard normal noise [B, A] from the algorithm's random generator."""
-        shape = (batch.reward.shape[0], self.policy.num_actions)
-        return torch.from_numpy(normal_noise(self.rng, shape)).to(self.device)
+        return self.policy.draw_noise(self.rng, batch.reward.shape[0]).to(self.device)
