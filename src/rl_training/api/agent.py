@@ -30,9 +30,11 @@ from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import CheckpointError, ConfigError, DataError
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.contracts.spec import ACTION_MASK
-from rl_training.data.dataset import Dataset
+from rl_training.data.dataset import Dataset, read_dataset
 from rl_training.deploy.export import ExportFormat, export_policy
+from rl_training.deploy.fitted_q import FQEConfig
 from rl_training.deploy.hub import CARD, VIDEO, download, model_card, require_hub, upload
+from rl_training.deploy.off_policy_evaluation import Method, PolicyValue, estimate_value
 from rl_training.deploy.video import recorder, require_video
 from rl_training.envs.factory import EnvLike, describe_env
 from rl_training.envs.masks import has_choice, mask_size
@@ -46,7 +48,7 @@ from rl_training.experiment.presets import find_preset, presets
 from rl_training.experiment.replay import read_replay, save_replay
 from rl_training.experiment.restoring import initialize, load_experiment
 from rl_training.experiment.runs import RunDirectory
-from rl_training.experiment.schema import to_plain, unknown_key
+from rl_training.experiment.schema import build, to_plain, unknown_key
 from rl_training.runtime.collector import to_tensors
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.off_policy import OffPolicyTrainer
@@ -266,6 +268,36 @@ class Agent:
         By default, the settings `eval_deterministic` and `eval_epsilon` determine how actions are chosen.
         """
         return self._evaluate(self._experiment.evaluator, num_episodes, deterministic, seed)
+
+    def estimate_value(
+        self,
+        dataset: str | Path | Dataset,
+        method: Method = "fqe",
+        *,
+        deterministic: bool | None = None,
+        gamma: float | None = None,
+        seed: int = 0,
+        **settings: Any,
+    ) -> PolicyValue:
+        """The policy's mean discounted return, estimated from recorded episodes (off-policy evaluation).
+
+        Methods: `fqe` (fitted Q evaluation; `settings` are fields of `FQEConfig`), `is`, `wis` and `pdis` (ordinary,
+        weighted and per-decision importance sampling), and `dr` (doubly robust: both). All but `fqe` need the column
+        `log_prob` in the dataset. By default, `eval_deterministic` and the algorithm's `gamma` apply.
+
+        Example:
+            >>> agent.estimate_value("pendulum.npz", num_updates=20_000).value  # doctest: +SKIP
+        """
+        problems: list[str] = []
+        checked = build(FQEConfig, settings, "estimate_value", problems)
+        if problems:
+            raise ConfigError(problems)
+        data = dataset if isinstance(dataset, Dataset) else read_dataset(dataset, env=self._experiment.spec)
+        if deterministic is None:
+            deterministic = self.config.eval_deterministic
+        return estimate_value(
+            self._experiment, data, method, deterministic=deterministic, gamma=gamma, seed=seed, settings=checked
+        )
 
     def record_video(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -67,6 +67,15 @@ class ScoringPolicy(Policy, Protocol):
 
     def score(self, obs: Observation, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities and values [B] of actions [B, ...]; without gradients."""
+        ...
+
+
+@runtime_checkable
+class StochasticPolicy(Policy, Protocol):
+    """A policy whose action probabilities are known: what importance sampling needs."""
+
+    def log_prob(self, obs: Observation, action: Tensor) -> Tensor:
+        """Log-probability or log-density [B] of actions [B, ...], as `act` samples them; without gradients."""
         ...
 
 

@@ -90,6 +90,23 @@ class ActionMap:
             unit = np.arctanh(_clip(unit, -SQUASH_LIMIT, SQUASH_LIMIT))
         return unit.astype(np.float32)
 
+    def log_slope(self, action: AnyArray) -> AnyArray:
+        """Logarithm [N] of the volume of environment actions per volume of policy actions [N, ...].
+
+        Subtract it from the log-density of policy actions to get that of the environment's.
+
+        Example:
+            >>> ActionMap(spaces.Box(-2.0, 2.0, (1,)), "rescale").log_slope(np.array([[0.5]])).round(4).tolist()
+            [0.6931]
+        """
+        rows = len(action)
+        if not isinstance(self.space, spaces.Box) or self.box_actions == "clip":
+            return np.zeros(rows)
+        slope = np.broadcast_to(np.log(self._half_width), action.shape).reshape(rows, -1).sum(1)
+        if self.box_actions == "squash":
+            slope = slope + np.log1p(-np.square(np.tanh(action))).reshape(rows, -1).sum(1)
+        return np.asarray(slope)
+
 
 def _clip(x: AnyArray, low: Any, high: Any) -> AnyArray:
     """Like `np.clip`, but faster on small arrays."""

@@ -34,6 +34,24 @@ def double_q_value(next_q_online: Tensor, next_q_target: Tensor) -> Tensor:
     return at_action(next_q_target, next_q_online.argmax(dim=1))
 
 
+def q_statistics(data_q: Tensor, policy_q: Tensor) -> dict[str, Tensor]:
+    """Mean, standard deviation and largest of Q-values of recorded actions and of the policy's; any shape.
+
+    A policy that exploits errors of its critic has `policy_q` far above `data_q`.
+
+    Example:
+        >>> found = q_statistics(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 6.0]))
+        >>> found["q_data_mean"].item(), found["q_policy_max"].item()
+        (2.0, 6.0)
+    """
+    found = {}
+    for name, values in (("data", data_q), ("policy", policy_q)):
+        found[f"q_{name}_mean"] = values.mean()
+        found[f"q_{name}_std"] = values.std(correction=0)
+        found[f"q_{name}_max"] = values.amax()
+    return found
+
+
 def huber(error: Tensor, delta: float = 1.0) -> Tensor:
     """Huber loss: half the square where |error| <= delta, and linear beyond: delta * (|error| - delta / 2).
 

@@ -156,6 +156,10 @@ class ActorCriticPolicy(nn.Module):
         distribution, values = self(obs)
         return distribution.log_prob(self.head.flatten(actions)), values
 
+    def log_prob(self, obs: Observation, action: Tensor) -> Tensor:
+        """See `StochasticPolicy.log_prob`."""
+        return self.score(obs, action)[0]
+
     @torch.no_grad()
     def value(self, obs: Observation) -> Tensor:
         """See `Policy.value`."""

@@ -324,6 +324,15 @@ class QPolicy(nn.Module, Generic[NetworkT]):
         return np.where(explore, anything, greedy)
 
     @torch.no_grad()
+    def log_prob(self, obs: Observation, action: Tensor) -> Tensor:
+        """See `StochasticPolicy.log_prob`: of epsilon-greedy actions, without weight noise."""
+        best, network = self.mode(obs), self.network
+        ones = torch.ones(len(best), network.num_actions, device=best.device)
+        valid = mask_of(obs).to(ones) if network.masked else ones
+        uniform = valid.gather(1, action.long().unsqueeze(1)).squeeze(1) / valid.sum(1)
+        return torch.log((1.0 - self.epsilon) * (best == action) + self.epsilon * uniform)
+
+    @torch.no_grad()
     def value(self, obs: Observation) -> Tensor:
         """See `Policy.value`: the largest Q-value."""
         return self.network.q_values(obs).amax(dim=1)

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from rl_training.accelerate import Accelerated
 from rl_training.contracts.algorithm import Algorithm
-from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
+from rl_training.contracts.batches import Metrics, Observation, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.schedule import ScheduleOrFloat, value_of
 from rl_training.contracts.settings import documented, log_uniform, setting
 from rl_training.contracts.spec import EnvSpec
 from rl_training.data.settings import OffPolicyConfig
-from rl_training.functional.ensembles import ensemble_td_loss
+from rl_training.functional.ensembles import ensemble_td_loss, pessimistic_target
+from rl_training.functional.values import q_statistics
 from rl_training.policies.actors import ContinuousPolicy, OffPolicyNetworkConfig
 from rl_training.policies.ensemble import EnsembleCritic
 from rl_training.policies.exploration import NoiseConfig
@@ -126,6 +127,18 @@ class OffPolicyActorCriticAlgorithm(Algorithm[OffPolicyActorCriticConfigT], Gene
             "train/gradient_norm": critic["gradient_norm"],
             "priorities": critic["priorities"],
         }
+
+    @torch.no_grad()
+    def validate(self, batch: TransitionBatch) -> Metrics:
+        """See `Algorithm.validate`: the critics' error against one-step targets, and statistics of Q-values.
+
+        Targets take the policy's deterministic next action and the minimum of the target critics.
+        """
+        next_q = self.critic_target.module(batch.next_obs, self.policy.mode(batch.next_obs))
+        q_target = pessimistic_target(batch.reward, batch.discount, next_q)
+        data_q: Tensor = self.policy.critic(batch.obs, batch.action)
+        policy_q: Tensor = self.policy.critic(batch.obs, self.policy.mode(batch.obs))
+        return {"td_error": (data_q - q_target).square().mean().sqrt(), **q_statistics(data_q, policy_q)}
 
     def targets(self) -> list[Target[Any]]:
         """All target networks."""

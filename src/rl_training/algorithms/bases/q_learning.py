@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from rl_training.contracts.algorithm import Algorithm
-from rl_training.contracts.batches import Observation, Progress, TransitionBatch, UpdateResult
+from rl_training.contracts.batches import Metrics, Observation, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.schedule import Linear, ScheduleOrFloat, value_of
 from rl_training.contracts.settings import choices, documented, integers, log_uniform, setting, uniform
 from rl_training.contracts.spec import EnvSpec
 from rl_training.data.settings import OffPolicyConfig
+from rl_training.functional.values import at_action, q_statistics, td_target
 from rl_training.policies.layers import draw_dropout
 from rl_training.policies.networks import seeded_weights
 from rl_training.policies.noisy import remove_noise, reset_noise
@@ -117,6 +118,16 @@ class QLearningAlgorithm(Algorithm[QConfigT], Generic[QConfigT, NetworkT]):
         rows = self.losses(batch, *draws)
         loss = (batch.weight * rows.loss).mean()
         return {"loss": loss, "priorities": rows.priority, "q_mean": rows.q_pred.detach().mean()}
+
+    @torch.no_grad()
+    def validate(self, batch: TransitionBatch) -> Metrics:
+        """See `Algorithm.validate`: the error against one-step targets of the target network, and Q-values."""
+        network = self.policy.network
+        next_q = at_action(self.target.module.q_values(batch.next_obs), self.policy.mode(batch.next_obs))
+        values = network.q_values(batch.obs)
+        data_q = at_action(values, batch.action)
+        error = data_q - td_target(batch.reward, batch.discount, next_q)
+        return {"td_error": error.square().mean().sqrt(), **q_statistics(data_q, values.amax(1))}
 
     def explore(self, progress: Progress) -> QPolicy[NetworkT]:
         """See `Algorithm.explore`: sets the scheduled epsilon."""
