@@ -83,7 +83,7 @@ def test_log_probabilities_of_discrete_policies(tmp_path):
 
 
 def test_log_probabilities_of_a_greedy_policy_with_random_actions():
-    data = record("zoo:dqn/CartPole-v1", RecordConfig(steps=200, epsilon=0.5))
+    data = record("zoo:dqn/CartPole-v1", RecordConfig(steps=200, epsilon=0.5, deterministic=True))
     greedy, _ = load("zoo:dqn/CartPole-v1").predict(data.observations, deterministic=True)
     expected = np.where(data.actions == greedy, 0.75, 0.25)
     assert np.allclose(np.exp(data.extras["log_prob"]), expected, atol=1e-6)
@@ -104,8 +104,16 @@ def squash_member(space):
     class Gaussian:
         """A standard normal before tanh."""
 
-        def score(self, obs, actions):
-            return torch.distributions.Normal(0.0, 1.0).log_prob(actions).sum(-1), None
+        box_actions = "squash"
+
+        def act(self, obs, **options):
+            raise NotImplementedError
+
+        def value(self, obs):
+            raise NotImplementedError
+
+        def log_prob(self, obs, action):
+            return torch.distributions.Normal(0.0, 1.0).log_prob(action).sum(-1)
 
     return _Member("g", 1.0, Gaussian(), ActionMap(space, "squash"), None, CPU, True)
 

@@ -65,7 +65,8 @@ def test_frame_stacks_are_put_together_when_they_are_read(as_dict, tmp_path):
 
 def test_a_run_a_checkpoint_and_a_saved_replay(tmp_path):
     config = TrainConfig(
-        algo="sac", env_id="Pendulum-v1", total_timesteps=250, output_dir=tmp_path, algorithm=small_settings("sac"),
+        algo="sac", env_id="Pendulum-v1", total_timesteps=250, output_dir=tmp_path,
+        algorithm=small_settings("sac", buffer_size=1000),
         **SMALL,
     )  # fmt: skip
     result = train(config, progress=False)

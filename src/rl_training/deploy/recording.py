@@ -20,7 +20,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from rl_training.contracts.algorithm import ActOutput, Policy
+from rl_training.contracts.algorithm import ActOutput, Policy, StochasticPolicy
 from rl_training.contracts.arrays import AnyArray, map_observation
 from rl_training.contracts.batches import Observation, Step
 from rl_training.contracts.errors import ConfigError, SpaceError
@@ -242,9 +242,10 @@ class _Member:
 
     def own_log_prob(self, seen: Observation, action: AnyArray) -> Float64:
         """Log-probability [1] of the environment's action in the policy's distribution, in the environment's units."""
+        assert isinstance(self.policy, StochasticPolicy)
         own = self.actions.to_policy(action)
-        found, _ = self.policy.score(seen, torch.from_numpy(own).to(self.device))  # type: ignore[attr-defined]
-        return found.cpu().numpy().astype(np.float64) - self.actions.log_widths(own)
+        found = self.policy.log_prob(seen, torch.from_numpy(own).to(self.device)).double().cpu().numpy()
+        return np.asarray(found - self.actions.log_slope(own))
 
 
 class BehaviourPolicy:
@@ -327,7 +328,7 @@ class BehaviourPolicy:
         if member.is_random:
             return not _unbounded(self.space)
         if member.samples:
-            return hasattr(member.policy, "score") and not self.std.size
+            return isinstance(member.policy, StochasticPolicy) and not self.std.size
         return not isinstance(self.space, spaces.Box) or bool(self.std.size)
 
     def _log_prob(self, member: _Member, chosen: _Choice, action: AnyArray, obs: Observation) -> Float64:
@@ -379,7 +380,8 @@ def _members(
             yield _random_member(spec, share)
             continue
         policy = agent.trainer.algorithm.policy
-        has_distribution = hasattr(policy, "score") or hasattr(policy, "state_size")
+        is_noisy = getattr(getattr(policy, "network", None), "noisy", False)  # noise in the weights has no density
+        has_distribution = isinstance(policy, StochasticPolicy) or hasattr(policy, "state_size")
         yield _Member(
             f"{agent.config.algo} {name} at step {agent.trainer.position}",
             share,
@@ -387,7 +389,7 @@ def _members(
             agent.actions,
             agent.trainer.collector.obs_normalizer,
             agent.device,
-            has_distribution and not config.deterministic,
+            has_distribution and not is_noisy and not config.deterministic,
         )
 
 
