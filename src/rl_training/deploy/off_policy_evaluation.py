@@ -138,8 +138,8 @@ class _Evaluation:
         if LOG_PROB not in self.dataset.extras:
             known = ", ".join(self.dataset.extras) or "no extra columns"
             found.append(
-                f"method: {method} needs the column '{LOG_PROB}' of the dataset, the behaviour policy's log-probability "
-                f"of each action, and there is {known}; use fqe, which does not need it"
+                f"method: {method} needs the column '{LOG_PROB}' of the dataset (log-probabilities of actions under "
+                f"the behaviour policy), and there is {known}; use fqe, which does not need it"
             )
         if self.deterministic and isinstance(self.spec.action_space, spaces.Box):
             found.append(
