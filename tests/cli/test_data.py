@@ -126,6 +126,26 @@ def test_wrong_requests(words: tuple[str, ...], message: str, cli: Cli) -> None:
     assert sorted(os.listdir()) == before
 
 
+def test_a_run_without_an_environment_is_evaluated_and_continued_in_one(cli: Cli) -> None:
+    assert cli("data", "record", "random", "--env-id", "Pendulum-v1", "--steps", 60, "--output", "d.npz") == 0
+    small = ("--algorithm.network.actor-sizes", 8, "--algorithm.network.critic-sizes", 8, "--no-tensorboard")
+    assert cli("train", "td3", "--dataset", "d.npz", "--total-updates", 10, "--quiet", *small) == 0
+    assert "--env-id <environment>" in cli.out
+    (run,) = Path("runs").iterdir()
+    assert run.name.startswith("td3__d__seed0__")
+    assert cli("eval", run, "--num-episodes", 1) == 2
+    assert "give --env-id" in cli.err
+    assert cli("resume", run, "--online", "--total-timesteps", 20, "--quiet") == 2
+    assert "give --env-id" in cli.err
+    assert cli("eval", run, "--num-episodes", 1, "--env-id", "Pendulum-v1") == 0
+    there = ("--env-id", "Pendulum-v1", "--eval-every", 0)
+    assert cli("resume", run, "--online", "--total-timesteps", 20, "--quiet", *there) == 0
+    assert "finished after 20 steps" in cli.out
+    assert cli("eval", run, "--num-episodes", 1) == 0
+    assert cli("resume", run, "--total-timesteps", 30, "--quiet", "--env-id", "CartPole-v1") == 2
+    assert "env_id: was 'Pendulum-v1' and cannot become 'CartPole-v1'" in cli.err
+
+
 # Traps of published files
 
 
