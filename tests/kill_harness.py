@@ -23,15 +23,18 @@ from rl_training import DQN, TrainConfig, load, resume, train
 from rl_training.accelerate.native import compiler
 from rl_training.contracts.errors import ConfigError
 from rl_training.data import replay_buffer
+from rl_training.data.dataset import write_dataset
+from rl_training.deploy.recording import RecordConfig, record
 from rl_training.experiment import checkpointing, files, metadata
 from rl_training.experiment.checkpointing import checkpoints_of
+from rl_training.runtime.callbacks import RunView
 from rl_training.testing.resume import Crash, crash_at, differences, flat, only_run, same
 from tests.small import small_settings
 
 OWN = small_settings("dqn", buffer_size=30, learning_starts=4, batch_size=4)
 CHANGES = {os.O_WRONLY, os.O_RDWR}
 EVENTS = {"os.rename", "os.link", "os.mkdir", "os.rmdir", "os.remove", "os.truncate"}
-SCENARIOS = ("save", "resume", "replace", "recover")
+SCENARIOS = ("save", "resume", "replace", "recover", "offline", "online")
 
 
 class Killer:
@@ -244,6 +247,51 @@ def kill_resumes(home: Path, scenario: str, keep: int, stride: int) -> tuple[int
     return kill_everywhere(home, stride, act, look)
 
 
+def kill_phases(home: Path, scenario: str, keep: int, stride: int) -> tuple[int, list[str]]:
+    """A resume in the offline phase, and one that goes on online: the next one ends like the run never killed."""
+    config = TrainConfig(
+        algo="dqn", env_id="CartPole-v1", output_dir=home / "whole", eval_every=0, log_every=50, total_updates=150,
+        dataset=str(write_dataset(record("random", RecordConfig(env_id="CartPole-v1", steps=60)), home / "data.npz")),
+        checkpoint_every=50, checkpoint_keep=keep, tensorboard=False, algorithm=OWN,
+    )  # fmt: skip
+    change: dict[str, Any] = {"online": True, "total_timesteps": 60} if scenario == "online" else {}
+    config.output_dir.mkdir()
+    train(config, progress=False)
+    whole = only_run(config.output_dir)
+    if scenario == "online":
+        shutil.copytree(whole, home / "template" / whole.name)
+        resume(whole, progress=False, **change)
+    else:
+
+        def crash(run: RunView) -> None:
+            if run.position >= 100:
+                raise Crash
+
+        with contextlib.suppress(Crash):
+            train(config.replace(output_dir=home / "template"), progress=False, callback=crash)
+    run = only_run(home / "template")
+    for place in (run, whole):
+        (place / "evaluations.json").write_text("[]")
+
+    def act(place: Path, arm: Callable[[], object]) -> None:
+        shutil.copytree(run, place / "run")
+        arm()
+        resume(place / "run", progress=False, **change)
+
+    def look(place: Path) -> None:
+        found = place / "run"
+        try:
+            resume(found, progress=False, **change)
+        except ConfigError as error:
+            check("already been trained" in str(error), error)
+        check(differences(found, whole) == [], differences(found, whole))
+        names = [path.name for path in checkpoints_of(whole)]
+        check(sorted(os.listdir(found / "checkpoints")) == sorted(names), os.listdir(found / "checkpoints"))
+        check(not list(found.rglob("*.tmp")) and not list(found.rglob("*.old")), "something lies about")
+
+    return kill_everywhere(home, stride, act, look)
+
+
 def main(directory: str, scenario: str, keep: str, how: str, stride: str) -> None:
     home = Path(directory)
     replay_buffer.SEGMENT_BYTES = 24 * 8
@@ -254,6 +302,8 @@ def main(directory: str, scenario: str, keep: str, how: str, stride: str) -> Non
         checkpointing.swap = lambda one, other: False
     if scenario == "save":
         found = kill_agent_saves(home, int(stride))
+    elif scenario in ("offline", "online"):
+        found = kill_phases(home, scenario, int(keep), int(stride))
     else:
         found = kill_resumes(home, scenario, int(keep), int(stride))
     print(json.dumps({"operations": found[0], "failures": found[1]}))

@@ -32,6 +32,8 @@ def facts_of(directory: Path, *args: Any) -> dict[str, Any]:
         ("replace", 1, "renames", 10),
         ("resume", 3, "exchange", 20),
         ("recover", 1, "renames", 20),
+        ("offline", 1, "exchange", 40),
+        ("online", 3, "exchange", 40),
     ],
 )
 def test_kills_at_some_file_operations(tmp_path: Path, scenario: str, keep: int, how: str, stride: int) -> None:

@@ -112,5 +112,5 @@ class TestRandomPolicy:
             policy.value(torch.zeros(1, 1))
         with pytest.raises(NotImplementedError, match="masks"):
             policy.act(torch.zeros(1, 1), action_mask=torch.ones(1, 2), rng=np.random.default_rng(0))
-        with pytest.raises(SpaceError, match="MultiBinary"):
-            random_policy(spaces.MultiBinary(2))
+        with pytest.raises(SpaceError, match="Text"):
+            random_policy(spaces.Text(2))

@@ -1,4 +1,4 @@
-"""The command line: `rl-training train | eval | ope | resume | runs | zoo | tune | plot | report | export | hub | ...`.
+"""The command line: `rl-training train | eval | ope | resume | runs | data | zoo | tune | plot | report | ...`.
 
 This module imports neither torch nor anything else that is slow; each command imports what it needs.
 """
@@ -31,6 +31,7 @@ COMMANDS = {
     "plot": "plot learning curves of runs: rl-training plot runs",
     "report": "write an HTML report of a run or a suite: rl-training report <path>",
     "zoo": "presets, trained agents, benchmark suites and results: rl-training zoo benchmark smoke",
+    "data": "recorded datasets: check, info, list, convert, plot, record: rl-training data check data.npz",
     "tune": "search for better hyper-parameters: rl-training tune ppo CartPole-v1 --trials 50 --jobs 2",
     "export": "export a trained policy for deployment: rl-training export <path> --format onnx",
     "hub": "share agents on the Hugging Face Hub: rl-training hub push <path> <user/name>",

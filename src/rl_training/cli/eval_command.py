@@ -24,6 +24,9 @@ class EvalArgs:
     path: Annotated[Path, tyro.conf.Positional] = setting(
         help="Run directory, checkpoint, or zoo:<algo>/<environment>."
     )
+    env_id: str | None = setting(
+        None, "Environment to evaluate in; by default the agent's own. Needed if it was trained from data without one."
+    )
     num_episodes: int = setting(10, "Number of episodes.")
     seed: int | None = setting(None, "Seed of the episodes; by default derived from the run's seed.")
     stochastic: bool = setting(False, "Sample actions; by default as in the run's evaluations.")
@@ -45,7 +48,7 @@ def run(args: list[str]) -> int:
         raise ConfigError(f"num_episodes: must be at least 1, got {options.num_episodes}")
     if options.stochastic and options.deterministic:
         raise ConfigError("--stochastic and --deterministic: use only one of them")
-    agent = load(options.path, trust=options.trust, learner_only=True)
+    agent = load(options.path, options.env_id, trust=options.trust, learner_only=True)
     deterministic = options.deterministic or (agent.config.eval_deterministic and not options.stochastic)
     try:
         if options.video:

@@ -40,7 +40,7 @@ def run(args: list[str]) -> int:
     else:
         say(printable(f"no preset for {config.algo} on {config.env_id}: using the defaults{_hint(config)}"))
     result = train(config, progress=not quiet, profile=profile)
-    return report(result)
+    return report(result, has_env=bool(config.env_id))
 
 
 def _hint(config: TrainConfig) -> str:
@@ -113,7 +113,7 @@ def said(options: list[str]) -> dict[str, Any]:
     return found
 
 
-def report(result: TrainResult) -> int:
+def report(result: TrainResult, *, has_env: bool = True) -> int:
     """Print how the run ended and where its files are; returns the exit code."""
     done = f"{result.env_steps:,} steps" if result.env_steps else f"{result.updates:,} updates"
     print(f"{result.stop_reason} after {done}")
@@ -126,6 +126,8 @@ def report(result: TrainResult) -> int:
     print(f"checkpoint:    {result.checkpoint_path}")
     if result.interrupted:
         print(f"to continue:   rl-training resume {shlex.quote(str(result.run_dir))}")
+    elif not has_env:
+        print(f"to evaluate:   rl-training eval {shlex.quote(str(result.run_dir))} --env-id <environment>")
     else:
         print(f"to watch:      rl-training eval {shlex.quote(str(result.run_dir))} --render")
     sys.stdout.flush()

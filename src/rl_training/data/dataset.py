@@ -509,7 +509,7 @@ def read_dataset(source: str | Path, *, env: HasSpaces | None = None, download: 
     `env` is an environment or an `EnvSpec` whose spaces the data has; files that do not store their spaces need it,
     otherwise spaces are inferred from the data. With `download`, a Minari dataset that is not on this machine is
     fetched; nothing else is ever downloaded. Saved replays and runs are opened by
-    `rl_training.experiment.recording_data.open_dataset`, which reads everything that this function does as well.
+    `rl_training.experiment.datasets.open_dataset`, which reads everything that this function does as well.
     """
     from rl_training.data import formats
 

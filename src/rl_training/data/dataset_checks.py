@@ -257,8 +257,15 @@ def _against_limit(lengths: AnyArray, terminated: AnyArray, limit: int) -> Itera
             longer,
         )
     cut = ~terminated & (lengths < limit)
-    usual = int(np.bincount(lengths[~terminated]).argmax()) if (~terminated).any() else limit
-    if (count := int(cut.sum())) and usual < limit and (lengths[cut] == usual).mean() > 0.5:
+    count = int(cut.sum())
+    if count == 1 and cut[-1]:
+        text = (
+            f"the last one is cut after {lengths[-1]} steps, before the time limit of {limit}: recording stopped there"
+        )
+        yield Finding("note", "episodes", text, 1)
+        return
+    usual = int(np.bincount(lengths[cut]).argmax()) if count else limit
+    if count > 1 and (lengths[cut] == usual).mean() > 0.5:
         yield Finding(
             "note",
             "episodes",
@@ -282,7 +289,7 @@ def _cut_lengths(lengths: AnyArray, terminated: AnyArray) -> Iterator[Finding]:
     if len(cut) < 2:
         return
     shorter = int((cut < cut.max()).sum())
-    if shorter:
+    if shorter and not (shorter == 1 and lengths[-1] < cut.max()):  # recording stopped there
         yield Finding(
             "note",
             "episodes",

@@ -94,7 +94,9 @@ class Experiment:
     def evaluator(self) -> Evaluator:
         """The evaluator, with its own environments; created on first use."""
         if not self.has_env:
-            raise ConfigError("env_id: is empty; an evaluation needs an environment: give env_id, env or eval_env")
+            raise ConfigError(
+                "env_id: is empty; an evaluation needs an environment: give --env-id (in Python, eval_env)"
+            )
         if self._evaluator is None:
             env = AutoresetAdapter(self._make_eval_env())
             saved, self.eval_state = self.eval_state, None

@@ -197,7 +197,9 @@ class TrainConfig:
     def training_problems(self) -> list[str]:
         """What is missing to start training, though the settings are enough to make the agent."""
         if self.regime is not Regime.OFFLINE:
-            return ["env_id: is empty; training online needs an environment"] if self.env_id == "" else []
+            return (
+                ["env_id: is empty; training online needs an environment: give --env-id"] if self.env_id == "" else []
+            )
         found = []
         if self.total_updates == 0:
             found.append(f"total_updates: {self.algo} learns from recorded data: give the number of gradient steps")

@@ -11,7 +11,7 @@ from rl_training.contracts.arrays import AnyArray
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.random import random_stream
 from rl_training.contracts.spec import EnvSpec
-from rl_training.data.dataset import Dataset, DatasetError, read_dataset
+from rl_training.data.dataset import Dataset, DatasetError
 from rl_training.data.normalize import ObservationNormalizer
 from rl_training.data.processing import Processed, fit_normalizer, process
 from rl_training.data.recorded import RecordedTransitions
@@ -67,7 +67,9 @@ class RecordedData:
             raise ConfigError(
                 f"dataset: {self.config.algo} needs an environment or recorded data to know the spaces; give one"
             )
-        return read_dataset(self.config.dataset, env=self.env_spec)
+        from rl_training.experiment.datasets import open_dataset  # which builds experiments, and so imports this module
+
+        return open_dataset(self.config.dataset, env=self.env_spec)
 
     @functools.cached_property
     def processed(self) -> Processed:
@@ -117,20 +119,20 @@ class RecordedData:
             ("observations", spec.observation_space, self.raw.observation_space),
             ("actions", spec.action_space, self.raw.action_space),
         ):
-            if not _same_kind(mine, theirs):
+            if not same_kind(mine, theirs):
                 problems.append(f"{kind} are {theirs}, and the environment has {mine}")
         if problems:
             source = self.config.dataset or "the dataset"
             raise DatasetError(f"{Path(source).name}: does not fit {spec.env_id}: {'; '.join(problems)}")
 
 
-def _same_kind(mine: Any, theirs: Any) -> bool:
+def same_kind(mine: Any, theirs: Any) -> bool:
     """Whether two spaces have the same shape and values of the same kind; bounds may differ."""
     if type(mine) is not type(theirs):
         return False
     if hasattr(mine, "spaces"):
         return set(mine.spaces) == set(theirs.spaces) and all(
-            _same_kind(mine.spaces[key], theirs.spaces[key]) for key in mine.spaces
+            same_kind(mine.spaces[key], theirs.spaces[key]) for key in mine.spaces
         )
     if hasattr(mine, "n"):
         return bool(mine.n == theirs.n)

@@ -195,14 +195,18 @@ def require_environment(checkpoint: Checkpoint, env: EnvLike | None) -> None:
 
 
 def refuse_changes(checkpoint: Checkpoint, config: TrainConfig) -> None:
-    """Refuse to resume with changed settings other than those in `MAY_CHANGE`; all are reported together."""
+    """Refuse to resume with changed settings other than those in `MAY_CHANGE`; all are reported together.
+
+    A run that learned from recorded data without an environment may get one.
+    """
     # parsed by this version: settings newer than the checkpoint have their defaults
     before = dict(_leaves(config_of(checkpoint, trust=True).to_dict()))
     after = dict(_leaves(config.to_dict()))
+    allowed_too = {"env_id", "env_kwargs"} if before.get("env_id") == "" else set()  # data only, until now
     problems = [
         f"{name}: was {before.get(name)!r} and cannot become {after.get(name)!r} in a resumed run"
         for name in sorted(before.keys() | after.keys())
-        if name.split(" > ")[0] not in MAY_CHANGE and before.get(name) != after.get(name)
+        if name.split(" > ")[0] not in MAY_CHANGE | allowed_too and before.get(name) != after.get(name)
     ]
     if problems:
         allowed = ", ".join(sorted(MAY_CHANGE - {"init_from", "output_dir"}))

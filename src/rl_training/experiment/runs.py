@@ -40,9 +40,13 @@ EVALUATIONS, METRICS = "evaluations.json", "metrics.jsonl"
 
 
 def make_run_dir(cfg: TrainConfig) -> Path:
-    """Create `<output_dir>/<algo>__<env>__seed<k>__<utc stamp>/`; never shared by two runs."""
+    """Create `<output_dir>/<algo>__<env>__seed<k>__<utc stamp>/`; never shared by two runs.
+
+    Without an environment, the name of the dataset takes its place.
+    """
     stamp = utc_now().strftime("%Y%m%d-%H%M%S")
-    name = f"{safe_name(cfg.algo)}__{safe_name(cfg.env_id)}__seed{cfg.seed}__{stamp}"
+    place = cfg.env_id or Path(str(cfg.dataset)).stem
+    name = f"{safe_name(cfg.algo)}__{safe_name(place)}__seed{cfg.seed}__{stamp}"
     try:
         cfg.output_dir.mkdir(parents=True, exist_ok=True)
         for number in range(1, 10_000):

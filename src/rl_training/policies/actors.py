@@ -444,6 +444,11 @@ class GaussianPolicy(ContinuousPolicy):
         """See `ContinuousPolicy.sample`."""
         return self.actor.sample(obs, draws)[0]
 
+    @torch.no_grad()
+    def log_prob(self, obs: Observation, action: Tensor) -> Tensor:
+        """See `StochasticPolicy.log_prob`; before actions are clipped."""
+        return self.actor.log_prob(obs, action)
+
     def choose(self, outputs: AnyArray, rng: np.random.Generator | None) -> AnyArray:
         """See `ContinuousPolicy.choose`."""
         mean = np.tanh(outputs)

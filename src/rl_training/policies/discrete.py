@@ -180,6 +180,11 @@ class DiscreteActorCriticPolicy(nn.Module):
         return ActOutput(self._sample(obs, self.draw_noise(rng, num_rows(obs)).to(device_of(obs))), {})
 
     @torch.no_grad()
+    def log_prob(self, obs: Observation, action: Tensor) -> Tensor:
+        """See `StochasticPolicy.log_prob`."""
+        return self.actor.log_prob(obs, action)
+
+    @torch.no_grad()
     def value(self, obs: Observation) -> Tensor:
         """See `Policy.value`: of the state-value network, or the minimum over the critics of the expected Q-value.
 

@@ -110,14 +110,17 @@ def random_actions(rng: np.random.Generator, num_rows: int, num_actions: int, ma
 
 
 class RandomPolicy:
-    """Uniformly random actions that ignore the observation: 0 to n - 1 (Discrete), or in [-1, 1] (Box)."""
+    """Uniformly random actions that ignore the observation: whole numbers from 0, or in [-1, 1] for Box spaces."""
 
     box_actions: BoxActions = "rescale"
 
     def __init__(self, spec: EnvSpec) -> None:
-        if not isinstance(spec.action_space, (spaces.Discrete, spaces.Box)):
+        whole = (spaces.MultiDiscrete, spaces.MultiBinary)
+        if not isinstance(spec.action_space, (spaces.Discrete, spaces.Box, *whole)):
             kind = type(spec.action_space).__name__
             raise SpaceError(f"random actions of {kind} are not supported: {spec.action_space}")
+        if spec.action_masks and isinstance(spec.action_space, whole):
+            raise SpaceError(f"random actions with masks are for Discrete action spaces, got {spec.action_space}")
         self.action_space = spec.action_space
         self.masked = spec.action_masks
 
@@ -140,6 +143,9 @@ class RandomPolicy:
         if isinstance(space, spaces.Discrete):
             chosen = random_actions(rng, num_rows, int(space.n), mask_of(obs) if self.masked else None)
             action = torch.from_numpy(chosen)
+        elif isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
+            sizes = space.nvec if isinstance(space, spaces.MultiDiscrete) else 2
+            action = torch.from_numpy(rng.integers(sizes, size=(num_rows, *space.shape)))
         else:
             action = torch.from_numpy(rng.random((num_rows, *space.shape), dtype=np.float32)) * 2.0 - 1.0
         return ActOutput(action.to(first.device), {})

@@ -115,7 +115,7 @@ def panel_figure(
     if one_legend:
         from matplotlib.lines import Line2D
 
-        handles = [Line2D([], [], color=color, label=_plain(label)) for label, color in sorted(colors.items())]
+        handles = [Line2D([], [], color=color, label=plain(label)) for label, color in sorted(colors.items())]
         figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
     if note:
         figure.supxlabel(note, fontsize=7.5, color="0.4")
@@ -130,10 +130,10 @@ def _draw_panel(ax: Any, panel: Panel, colors: dict[str, str]) -> None:
         ax.fill_between(curve.steps, curve.low, curve.high, color=color, alpha=0.18, linewidth=0)
         ax.plot(curve.steps, curve.center, color=color, linewidth=1.0, linestyle="--")
         solid = np.where(curve.solid, curve.center, np.nan)
-        ax.plot(curve.steps, solid, color=color, linewidth=1.7, marker=single, label=_plain(legend(curve, panel)))
-    ax.set_title(_plain(panel.title), fontsize=10)
+        ax.plot(curve.steps, solid, color=color, linewidth=1.7, marker=single, label=plain(legend(curve, panel)))
+    ax.set_title(plain(panel.title), fontsize=10)
     ax.set_xlabel(x_title(panel), fontsize=8.5)
-    ax.set_ylabel(_plain(metric_title(panel.metric)), fontsize=8.5)
+    ax.set_ylabel(plain(metric_title(panel.metric)), fontsize=8.5)
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.xaxis.set_major_formatter(EngFormatter(sep="") if panel.in_steps else PercentFormatter(1))
     ax.tick_params(labelsize=8)
@@ -141,7 +141,7 @@ def _draw_panel(ax: Any, panel: Panel, colors: dict[str, str]) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text that matplotlib shows literally: no formulas, no control characters, shortened."""
     shown = "".join(character if character.isprintable() else " " for character in clean(text)).lstrip("_")
     return (shown if len(shown) <= 90 else shown[:87] + "...").replace("$", r"\$")

@@ -57,7 +57,7 @@ def local_datasets() -> list[str]:
 
 def locate(dataset_id: str, download: bool) -> Path:
     """The directory of a dataset; with `download`, it is fetched if it is not there."""
-    _check_id(dataset_id)
+    check_id(dataset_id)
     path = root() / dataset_id
     if (path / "data" / "metadata.json").is_file():
         return path
@@ -78,7 +78,8 @@ def locate(dataset_id: str, download: bool) -> Path:
     return path
 
 
-def _check_id(dataset_id: str) -> None:
+def check_id(dataset_id: str) -> None:
+    """Refuse ids that are not of Minari's form, such as paths to elsewhere."""
     if not DATASET_ID.fullmatch(dataset_id):
         raise DatasetError(f"minari:{dataset_id!s:.80}: ids have the form namespace/name-v0")
 
@@ -367,7 +368,7 @@ def _decode_images(column: Any, shape: tuple[int, ...], where: str) -> AnyArray:
 
 def write(dataset: Dataset, dataset_id: str) -> Path:
     """Write a Minari dataset; one of the same id is replaced when the new one is complete."""
-    _check_id(dataset_id)
+    check_id(dataset_id)
     h5py = hdf5.import_h5py()
     target = root() / dataset_id
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")

@@ -22,6 +22,8 @@ KEY = b"rl_training"
 """Our entry in the schema's metadata: JSON with `about` (metadata, spaces) and `shapes` of columns."""
 ROW_GROUP_BYTES = 32 * 2**20
 MAX_COLUMNS = 10_000
+PHYSICAL_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}
+"""Bytes of numbers by how Parquet stores them; all others have 8."""
 
 
 def import_parquet() -> tuple[Any, Any]:
@@ -85,7 +87,7 @@ def _read_columns(file: Any, path: Path, shapes: dict[str, Any]) -> tuple[dict[s
     for field in file.schema_arrow:
         for _, leaf_type in _leaves(field.name, field.type, pyarrow):
             width += _width(leaf_type, pyarrow)
-    storage.refuse_bomb(path, width * num_rows, path.stat().st_size)
+    storage.refuse_bomb(path, max(width * num_rows, _stored_bytes(file.metadata)), path.stat().st_size)
     for field in file.schema_arrow:
         if pyarrow.types.is_string(field.type) or pyarrow.types.is_large_string(field.type):
             texts[field.name] = _first_text(file, field.name)
@@ -97,6 +99,13 @@ def _read_columns(file: Any, path: Path, shapes: dict[str, Any]) -> tuple[dict[s
             elif _is_needed(name):
                 raise DatasetError(f"{path}: {name!r:.80} has the type {leaf_type!s:.80}; columns are numbers")
     return columns, texts
+
+
+def _stored_bytes(metadata: Any) -> int:
+    """Bytes of all numbers that a file says it holds, those in lists of variable length included."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    return sum(column.num_values * PHYSICAL_BYTES.get(column.physical_type, 8) for column in columns)
 
 
 def _is_needed(name: str) -> bool:
