@@ -16,7 +16,7 @@ from rl_training.contracts.batches import Observation, RolloutBatch, Step
 from rl_training.contracts.errors import DataError
 from rl_training.contracts.spec import EnvSpec
 from rl_training.contracts.state import Stateful
-from rl_training.functional.returns import gae
+from rl_training.functional.returns import gae, vtrace
 
 Shape = tuple[int, ...]
 WRITTEN = ("actions", "logprobs", "rewards", "values", "dones", "truncated", "valid")
@@ -218,24 +218,61 @@ class RolloutBuffer(Stateful):
         `final_rows`. A row marked in `dones` alone counts as terminated; one that is also in `truncated` bootstraps.
         """
         size = self.size or self.num_steps
-        if self.final_rows:
-            if final_values is None:
-                raise DataError(f"{len(self.final_rows)} episodes were truncated: pass final_values for them")
-            steps, envs = zip(*self.final_rows, strict=True)
-            self.final_values[list(steps), list(envs)] = final_values.detach().to(self.final_values)
+        next_values = self._next_values(last_value, final_values)
         dones, truncated = self.dones[:size].bool(), self.truncated[:size].bool()
-        values = self.values[:size].float()
-        last = torch.as_tensor(last_value).detach().to(values).reshape(1, self.num_envs)
-        next_values = torch.where(truncated, self.final_values[:size], torch.cat([values[1:], last]))
         self.advantages[:size], self.returns[:size] = gae(
             self.rewards[:size].float(),
-            values,
+            self.values[:size].float(),
             next_values,
             terminated=dones & ~truncated,
             ended=dones,
             gamma=gamma,
             gae_lambda=gae_lambda,
         )
+
+    def compute_vtrace(
+        self,
+        logprobs: Tensor,
+        last_value: Tensor,
+        gamma: float,
+        *,
+        gae_lambda: float = 1.0,
+        clip_rho: float = 1.0,
+        clip_c: float = 1.0,
+        final_values: Tensor | None = None,
+    ) -> None:
+        """Fill `advantages` and `returns` by V-trace, like `compute_returns_and_advantages`.
+
+        `logprobs` [T, N] and the values in the buffer are those of the policy that learns; the log-probabilities in the
+        buffer are those of the policy that acted.
+        """
+        size = self.size or self.num_steps
+        next_values = self._next_values(last_value, final_values)
+        dones, truncated = self.dones[:size].bool(), self.truncated[:size].bool()
+        self.advantages[:size], self.returns[:size] = vtrace(
+            logprobs - self.logprobs[:size],
+            self.rewards[:size].float(),
+            self.values[:size].float(),
+            next_values,
+            terminated=dones & ~truncated,
+            ended=dones,
+            gamma=gamma,
+            decay=gae_lambda,
+            clip_rho=clip_rho,
+            clip_c=clip_c,
+        )
+
+    def _next_values(self, last_value: Tensor, final_values: Tensor | None) -> Tensor:
+        """The value of each row's true next observation."""
+        size = self.size or self.num_steps
+        if self.final_rows:
+            if final_values is None:
+                raise DataError(f"{len(self.final_rows)} episodes were truncated: pass final_values for them")
+            steps, envs = zip(*self.final_rows, strict=True)
+            self.final_values[list(steps), list(envs)] = final_values.detach().to(self.final_values)
+        values = self.values[:size].float()
+        last = torch.as_tensor(last_value).detach().to(values).reshape(1, self.num_envs)
+        return torch.where(self.truncated[:size].bool(), self.final_values[:size], torch.cat([values[1:], last]))
 
     def episode_starts(self) -> Tensor:
         """Rows [T, N] in which an episode begins: after the end of one, and after a row that only reset."""

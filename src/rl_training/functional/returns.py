@@ -47,6 +47,7 @@ def vtrace(
     ended: Tensor,
     *,
     gamma: float,
+    decay: float = 1.0,
     clip_rho: float = 1.0,
     clip_c: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
@@ -54,7 +55,7 @@ def vtrace(
 
     `log_ratios` are log-probabilities of the actions under the policy that learns minus those under the policy that
     acted. `next_values`, `terminated` and `ended` are as for `gae`: a truncated step bootstraps from its episode's true
-    last observation, and no target reaches over the end of an episode.
+    last observation, and no target reaches over the end of an episode. `decay` is the lambda of remark 2.
 
     Example: with equal policies and nothing ending, the targets are the discounted returns:
         >>> one = torch.ones(2, 1)
@@ -65,10 +66,10 @@ def vtrace(
     rho, c = ratios.clamp(max=clip_rho), ratios.clamp(max=clip_c)
     discount = gamma * (~terminated).to(values)
     deltas = rho * (rewards + discount * next_values - values)
-    decay = gamma * (~ended).to(values) * c
+    carried = (gamma * decay) * (~ended).to(values) * c
     correction = torch.zeros_like(deltas[0])
     backwards = []
-    for delta, keep in zip(reversed(deltas.unbind()), reversed(decay.unbind()), strict=True):
+    for delta, keep in zip(reversed(deltas.unbind()), reversed(carried.unbind()), strict=True):
         correction = torch.addcmul(delta, keep, correction)
         backwards.append(correction)
     targets = values + torch.stack(backwards[::-1])
