@@ -275,6 +275,7 @@ def build_experiment(
     try:
         spec = data.env_spec = _spec_of(config, vector, env)
         algorithm = _make_algorithm(config, spec, device)
+        algorithm.place(0, vector.num_envs, vector.num_envs)
         config = _with_threads(config, algorithm, vector.num_envs)
         collector = _make_collector(config, vector, env, spec, algorithm)
         trainer = TRAINERS[config.regime](config, spec, algorithm, collector, data)
@@ -376,6 +377,7 @@ def build_worker(setup: Mapping[str, Any], index: int) -> RolloutWorker:
     try:
         spec = _spec_of(config, vector, None)
         algorithm = _make_algorithm(config, spec, torch.device("cpu"))
+        algorithm.place(index * each, each, config.num_envs)
         collector = _make_collector(config, vector, None, spec, algorithm, index)
         settings = config.algorithm
         task: Task

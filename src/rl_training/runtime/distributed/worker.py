@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -138,7 +139,7 @@ class RolloutWorker:
                 self.collector.load_state_dict(order["state"])
             answer = self._collect(order) if order["steps"] else {}
         if order["wants_state"]:
-            answer["state"] = self.collector.state_dict()
+            answer["state"] = copy.deepcopy(self.collector.state_dict())  # a worker in this process goes on changing it
         return answer
 
     def _collect(self, order: Message) -> Message:
@@ -158,7 +159,7 @@ class RolloutWorker:
             "rows": self.task.export(),
             "stats": list(stats),
             "episodes": self.collector.statistics.take_finished(),
-            "moments": {name: part.state_dict() for name, part in moments.items()},
+            "moments": {name: copy.deepcopy(part.state_dict()) for name, part in moments.items()},
             "recent": {name: part.recent.state_dict() for name, part in moments.items() if part.recent is not None},
         }
 
