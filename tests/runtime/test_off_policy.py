@@ -326,7 +326,7 @@ def test_an_exact_restore():
     whole, first, second = (make_trainer(3, **settings) for _ in range(3))
     for trainer in (whole, first, second):
         trainer.algorithm.priorities = lambda batch: batch.reward + batch.indices
-        trainer.random_policy = Always(0)
+        trainer.exploration.random_policy = Always(0)
     whole.run(200)
     first.run(100)
     second.load_state_dict(first.state_dict())

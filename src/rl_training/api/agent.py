@@ -38,7 +38,7 @@ from rl_training.deploy.off_policy_evaluation import Method, PolicyValue, estima
 from rl_training.deploy.video import recorder, require_video
 from rl_training.envs.factory import EnvLike, describe_env
 from rl_training.envs.masks import has_choice, mask_size
-from rl_training.experiment.build import Experiment, build_experiment, using_threads
+from rl_training.experiment.build import Experiment, build_experiment
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import Layer, TrainConfig, merge, resolve
 from rl_training.experiment.lock import run_lock
@@ -53,6 +53,7 @@ from rl_training.runtime.collector import to_tensors
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.off_policy import OffPolicyTrainer
 from rl_training.runtime.offline import OfflineTrainer
+from rl_training.runtime.threads import using_threads
 from rl_training.runtime.trainer import TrainResult
 
 AgentT = TypeVar("AgentT", bound="Agent")

@@ -26,10 +26,10 @@ from rl_training.experiment.build import (
     EPISODE_BOUNDARY,
     EXACT,
     LEARNER_ONLY,
+    NOTHING_LOST,
     WEIGHTS_ONLY,
     Experiment,
     build_experiment,
-    using_threads,
 )
 from rl_training.experiment.checkpointing import (
     CheckpointCallback,
@@ -79,8 +79,10 @@ from rl_training.runtime.callbacks import (
     StopOnReward,
     as_callbacks,
 )
+from rl_training.runtime.distributed.fleet import Fleet
 from rl_training.runtime.evaluator import EvaluationStoppedError
 from rl_training.runtime.offline import OfflineTrainer, ValidationCallback
+from rl_training.runtime.threads import using_threads
 from rl_training.runtime.trainer import Trainer, TrainResult
 
 Callbacks = CallbackLike | Sequence[CallbackLike] | None
@@ -328,7 +330,11 @@ def _grade(experiment: Experiment, state: dict[str, Any]) -> str:
         return LEARNER_ONLY
     evaluations_differ = experiment.config.eval_every and experiment.eval_obstacle is not None
     episodes_lost = state["collector"]["in_flight"] is None and not isinstance(experiment.trainer, OfflineTrainer)
-    return EPISODE_BOUNDARY if episodes_lost or evaluations_differ else EXACT
+    if episodes_lost or evaluations_differ:
+        return EPISODE_BOUNDARY
+    collector = experiment.trainer.collector
+    is_async = isinstance(collector, Fleet) and collector.settings.mode == "async"
+    return NOTHING_LOST if is_async else EXACT
 
 
 def run_experiment(

@@ -108,6 +108,9 @@ class Algorithm(Stateful, ABC, Generic[ConfigT]):
         """The policy for data collection at this point of a run; exploration that changes over time is set here."""
         return self.policy
 
+    def place(self, first: int, count: int, total: int) -> None:
+        """Told once in which of a run's environments this copy acts: `count` of `total`, from number `first` on."""
+
     def start_from(self, weights: dict[str, Any]) -> None:
         """Load the saved weights of a trained policy; everything else stays as in a new run."""
         self.load_state_dict({**self.state_dict(), "policy": weights})

@@ -17,7 +17,11 @@ Float64 = npt.NDArray[np.float64]
 class RunningMoments(Stateful):
     """Running mean and variance, by Chan et al.'s parallel update, in float64."""
 
+    transient: ClassVar[tuple[str, ...]] = ("recent",)
+
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        self.recent: RunningMoments | None = None
+        """Moments of the batches since it was set, if a worker has to report them."""
         self.mean: Float64 = np.zeros(shape, np.float64)
         self.var: Float64 = np.ones(shape, np.float64)
         self.count: Float64 = np.zeros((), np.float64)
@@ -27,7 +31,14 @@ class RunningMoments(Stateful):
         if len(batch) == 0:
             return
         batch = batch.astype(np.float64, copy=False)
-        mean, var, count = batch.mean(axis=0), batch.var(axis=0), len(batch)
+        self.merge(batch.mean(axis=0), batch.var(axis=0), len(batch))
+
+    def merge(self, mean: Any, var: Any, count: Any) -> None:
+        """Update the statistics with the mean and variance of `count` rows."""
+        if count == 0:
+            return
+        if self.recent is not None:
+            self.recent.merge(mean, var, count)
         total = self.count + count
         delta = mean - self.mean
         squares = self.var * self.count + var * count + np.square(delta) * self.count * count / total

@@ -283,6 +283,10 @@ class ReplayBuffer(Stateful):
         assert not isinstance(self.final_obs, dict)
         return gather(self.obs, self.final_obs if has_ends else None)
 
+    def following(self) -> ArrayObservation:
+        """The observations after the newest row, on which its environments act next."""
+        return self.observations(np.arange(self.num_envs) + self._slots(self.added).start)
+
     def window(self, index: Indices, num_steps: int) -> Window:
         """Up to n steps starting at each transition, ending early at the end of its episode or at the newest row."""
         if num_steps == 1:

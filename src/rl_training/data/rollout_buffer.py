@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +16,7 @@ from rl_training.contracts.batches import Observation, RolloutBatch, Step
 from rl_training.contracts.errors import DataError
 from rl_training.contracts.spec import EnvSpec
 from rl_training.contracts.state import Stateful
-from rl_training.functional.returns import gae
+from rl_training.functional.returns import gae, vtrace
 
 Shape = tuple[int, ...]
 WRITTEN = ("actions", "logprobs", "rewards", "values", "dones", "truncated", "valid")
@@ -142,6 +142,48 @@ class RolloutBuffer(Stateful):
                     self.final_obs.append(map_observation(lambda x, row=row: x[row], step.final_policy_obs))  # type: ignore[misc]
         self.size += 1
 
+    def export(self) -> dict[str, Any]:
+        """The rollout as arrays of its own and plain values: what `join` takes."""
+        size = self.size
+        return {
+            "obs": map_observation(lambda x: x[:size].copy(), self._obs_rows),
+            **{name: rows[:size].copy() for name, rows in self._rows.items()},
+            "final_rows": np.array(self.final_rows, np.int64).reshape(-1, 2),
+            "final_obs": self.stacked_final_obs(),
+            "last_obs": self.last_obs,
+            "first_state": self.first_state,
+            "first_starts": self.first_starts.copy(),
+        }
+
+    def join(self, parts: Sequence[Mapping[str, Any]], num_steps: int | None = None) -> None:
+        """Fill the buffer with exported rollouts of equal length, side by side in this order.
+
+        Only the first `num_steps` steps are taken; by default, all.
+        """
+        self.reset()
+        full = len(parts[0]["rewards"])
+        self.size = size = min(num_steps or full, full)
+
+        def beside(name: str) -> Any:
+            return _concatenate([part[name] for part in parts], axis=1)
+
+        for name, rows in self._rows.items():
+            rows[:size] = beside(name)[:size]
+        _put(self._obs_rows, size, beside("obs"))
+        following = [part["last_obs"] if size == full else _row(part["obs"], size) for part in parts]
+        self.last_obs = _concatenate(following)
+        self.first_starts = np.concatenate([part["first_starts"] for part in parts])
+        states = [part["first_state"] for part in parts]
+        together = all(isinstance(state, (Tensor, np.ndarray)) for state in states)
+        self.first_state = torch.cat([torch.as_tensor(state) for state in states]) if together else None
+        first_env = 0
+        for part in parts:
+            for place, (step, env) in enumerate(part["final_rows"].tolist()):
+                if step < size:
+                    self.final_rows.append((step, first_env + env))
+                    self.final_obs.append(_row(part["final_obs"], place))
+            first_env += part["rewards"].shape[1]
+
     def score(self, policy: Policy, device: torch.device) -> None:
         """Compute log-probabilities and values of all rows with the policy that acted, unless acting returned them.
 
@@ -176,24 +218,61 @@ class RolloutBuffer(Stateful):
         `final_rows`. A row marked in `dones` alone counts as terminated; one that is also in `truncated` bootstraps.
         """
         size = self.size or self.num_steps
-        if self.final_rows:
-            if final_values is None:
-                raise DataError(f"{len(self.final_rows)} episodes were truncated: pass final_values for them")
-            steps, envs = zip(*self.final_rows, strict=True)
-            self.final_values[list(steps), list(envs)] = final_values.detach().to(self.final_values)
+        next_values = self._next_values(last_value, final_values)
         dones, truncated = self.dones[:size].bool(), self.truncated[:size].bool()
-        values = self.values[:size].float()
-        last = torch.as_tensor(last_value).detach().to(values).reshape(1, self.num_envs)
-        next_values = torch.where(truncated, self.final_values[:size], torch.cat([values[1:], last]))
         self.advantages[:size], self.returns[:size] = gae(
             self.rewards[:size].float(),
-            values,
+            self.values[:size].float(),
             next_values,
             terminated=dones & ~truncated,
             ended=dones,
             gamma=gamma,
             gae_lambda=gae_lambda,
         )
+
+    def compute_vtrace(
+        self,
+        logprobs: Tensor,
+        last_value: Tensor,
+        gamma: float,
+        *,
+        gae_lambda: float = 1.0,
+        clip_rho: float = 1.0,
+        clip_c: float = 1.0,
+        final_values: Tensor | None = None,
+    ) -> None:
+        """Fill `advantages` and `returns` by V-trace, like `compute_returns_and_advantages`.
+
+        `logprobs` [T, N] and the values in the buffer are those of the policy that learns; the log-probabilities in the
+        buffer are those of the policy that acted.
+        """
+        size = self.size or self.num_steps
+        next_values = self._next_values(last_value, final_values)
+        dones, truncated = self.dones[:size].bool(), self.truncated[:size].bool()
+        self.advantages[:size], self.returns[:size] = vtrace(
+            logprobs - self.logprobs[:size],
+            self.rewards[:size].float(),
+            self.values[:size].float(),
+            next_values,
+            terminated=dones & ~truncated,
+            ended=dones,
+            gamma=gamma,
+            decay=gae_lambda,
+            clip_rho=clip_rho,
+            clip_c=clip_c,
+        )
+
+    def _next_values(self, last_value: Tensor, final_values: Tensor | None) -> Tensor:
+        """The value of each row's true next observation."""
+        size = self.size or self.num_steps
+        if self.final_rows:
+            if final_values is None:
+                raise DataError(f"{len(self.final_rows)} episodes were truncated: pass final_values for them")
+            steps, envs = zip(*self.final_rows, strict=True)
+            self.final_values[list(steps), list(envs)] = final_values.detach().to(self.final_values)
+        values = self.values[:size].float()
+        last = torch.as_tensor(last_value).detach().to(values).reshape(1, self.num_envs)
+        return torch.where(self.truncated[:size].bool(), self.final_values[:size], torch.cat([values[1:], last]))
 
     def episode_starts(self) -> Tensor:
         """Rows [T, N] in which an episode begins: after the end of one, and after a row that only reset."""
@@ -226,3 +305,23 @@ class RolloutBuffer(Stateful):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing to restore."""
+
+
+def _concatenate(parts: list[Any], axis: int = 0) -> Any:
+    """Observations of several workers as one."""
+    if isinstance(parts[0], dict):
+        return {key: np.concatenate([part[key] for part in parts], axis) for key in parts[0]}
+    return np.concatenate(parts, axis)
+
+
+def _row(obs: ArrayObservation, index: int) -> ArrayObservation:
+    return map_observation(lambda x: x[index], obs)
+
+
+def _put(store: Any, size: int, rows: Any) -> None:
+    """Write the first rows of an observation."""
+    if isinstance(store, dict):
+        for key, column in store.items():
+            column[:size] = rows[key][:size]
+    else:
+        store[:size] = rows[:size]

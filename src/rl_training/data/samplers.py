@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -67,6 +67,11 @@ class Sampler(TransitionSource, Protocol):
     @property
     def buffer(self) -> ReplayBuffer:
         """The buffer that new steps are added to."""
+        ...
+
+    @property
+    def buffers(self) -> list[ReplayBuffer]:
+        """All buffers that new steps are added to."""
         ...
 
     def replace(self, buffer: ReplayBuffer) -> None:
@@ -210,10 +215,14 @@ class PrioritizedIndexer(Stateful):
         """See `Indexer.draw`."""
         total = self.tree.total
         index = self.tree.find((np.arange(batch_size) + self.rng.random(batch_size)) * (total / batch_size))
-        beta = value_of(self.beta, progress.fraction)
-        probability = self.tree.values(index) / total
-        weight = (buffer.num_transitions * probability) ** -beta
+        weight = self.weights(index, total, buffer.num_transitions, progress)
         return index, (weight / weight.max()).astype(np.float32)
+
+    def weights(self, indices: Indices, total: float, count: int, progress: Progress) -> AnyArray:
+        """Importance weights (n P(i))^-beta among `count` transitions whose priorities add up to `total`."""
+        beta = value_of(self.beta, progress.fraction)
+        weight: AnyArray = (count * (self.tree.values(indices) / total)) ** -beta
+        return weight
 
     def update(self, indices: Indices, priorities: AnyArray) -> None:
         """See `Indexer.update`."""
@@ -254,6 +263,11 @@ class ReplaySampler(Stateful):
     def ready(self) -> bool:
         """See `Sampler.ready`."""
         return self.buffer.num_transitions > 0
+
+    @property
+    def buffers(self) -> list[ReplayBuffer]:
+        """See `Sampler.buffers`."""
+        return [self.buffer]
 
     def add(self, step: Step) -> None:
         """See `Sampler.add`."""
@@ -354,6 +368,11 @@ class MixedSampler(Stateful):
         """See `Sampler.buffer`."""
         return self.online.buffer
 
+    @property
+    def buffers(self) -> list[ReplayBuffer]:
+        """See `Sampler.buffers`."""
+        return self.online.buffers
+
     def add(self, step: Step) -> None:
         """See `Sampler.add`."""
         self.online.add(step)
@@ -363,8 +382,7 @@ class MixedSampler(Stateful):
         count = self._num_online(batch_size)
         if count in (0, batch_size):
             return (self.online if count else self.prior).sample(batch_size, progress)
-        parts = (self.online.sample(count, progress), self.prior.sample(batch_size - count, progress))
-        return TransitionBatch(*(_join(a, b) for a, b in zip(*parts, strict=True)))
+        return joined([self.online.sample(count, progress), self.prior.sample(batch_size - count, progress)])
 
     def update_priorities(self, indices: Tensor, priorities: Tensor | None) -> None:
         """See `Sampler.update_priorities`."""
@@ -383,7 +401,12 @@ class MixedSampler(Stateful):
         return batch_size - round(batch_size * self.prior_ratio)
 
 
-def _join(a: Any, b: Any) -> Any:
-    if isinstance(a, dict):  # an observation; or extras, of which both samplers must have the same
-        return {key: torch.cat([a[key], b[key]]) for key in a if key in b}
-    return torch.cat([a, b])
+def joined(batches: Sequence[TransitionBatch]) -> TransitionBatch:
+    """The rows of several batches as one."""
+    return TransitionBatch(*(_joined(parts) for parts in zip(*batches, strict=True)))
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    if isinstance(parts[0], dict):  # an observation; or extras, of which all samplers must have the same
+        return {key: torch.cat([part[key] for part in parts]) for key in parts[0] if all(key in part for part in parts)}
+    return torch.cat(list(parts))

@@ -106,3 +106,8 @@ class OffPolicyConfig(ReplayConfig):
         ge=0,
         search=choices(0.25, 0.5, 1.0),
     )
+
+    @property
+    def first_random_steps(self) -> int:
+        """How many steps are random at the start."""
+        return self.learning_starts if self.random_steps is None else self.random_steps

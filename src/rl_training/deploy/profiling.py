@@ -140,8 +140,8 @@ def watched_methods(experiment: Experiment, callbacks: list[Callback]) -> list[t
     if "sampler" in vars(trainer):
         methods.append((vars(trainer)["sampler"], "sample", "sample"))
         methods.append((vars(trainer)["sampler"], "update_priorities", "sample"))
-    if "random_policy" in vars(trainer):
-        methods.append((vars(trainer)["random_policy"], "act", "act"))
+    if "exploration" in vars(trainer):
+        methods.append((vars(trainer)["exploration"].random_policy, "act", "act"))
     for callback in callbacks:
         name = next((label for cls, label in CALLBACKS.items() if isinstance(callback, cls)), "callbacks")
         methods += [(callback, hook, name) for hook in ("on_start", "on_iteration", "on_evaluation", "on_stop")]

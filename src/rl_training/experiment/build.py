@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,7 @@ from rl_training.data.samplers import (
     make_indexer,
 )
 from rl_training.data.settings import OffPolicyConfig
+from rl_training.data.shards import ShardedSampler
 from rl_training.envs.actions import ActionMap
 from rl_training.envs.atari import AtariAdapter, is_atari
 from rl_training.envs.factory import EnvLike, copy_env, make_env, make_vector_env, wrap_env
@@ -48,15 +49,19 @@ from rl_training.envs.masks import check_mask_space
 from rl_training.envs.vector import AnyVectorEnv, AutoresetAdapter
 from rl_training.envs.wrappers import stack_of
 from rl_training.experiment.checkpointing import round_trip
-from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.config import Layer, TrainConfig, resolve
 from rl_training.experiment.recorded_data import RecordedData
 from rl_training.experiment.replay import read_replay
 from rl_training.policies.exploration import RandomPolicy
-from rl_training.runtime.collector import Collector, NoCollector
+from rl_training.runtime.collector import Collector, Exploration, NoCollector
+from rl_training.runtime.distributed.backends import make_backend
+from rl_training.runtime.distributed.fleet import Fleet
+from rl_training.runtime.distributed.worker import RolloutTask, RolloutWorker, StepsTask, Task
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.off_policy import OffPolicyTrainer
 from rl_training.runtime.offline import OfflineTrainer
 from rl_training.runtime.on_policy import OnPolicyTrainer
+from rl_training.runtime.threads import using_threads
 from rl_training.runtime.trainer import Trainer
 
 MAX_EVAL_ENVS = 8
@@ -65,6 +70,8 @@ NUM_VALIDATION_BATCHES = 10
 THREADS_FROM = 2**23
 """Minimum multiplications per matrix product for multiple threads; 256 rows times a 256 x 256 layer are twice that."""
 EXACT, EPISODE_BOUNDARY, LEARNER_ONLY = "exact", "episode-boundary", "learner-only"
+NOTHING_LOST = "nothing-lost"
+"""Everything is restored, but the run is not repeatable."""
 WEIGHTS_ONLY = "weights-only"
 
 
@@ -173,21 +180,14 @@ class Experiment:
             if self.has_env and self.config.eval_every and self.evaluator and self.eval_obstacle is not None:
                 return EPISODE_BOUNDARY, self.eval_obstacle
             return EXACT, None
-        seed = None if collector.obs is not None else draw_seed(copy.deepcopy(collector.env_rng))
-        if collector.obs is None:
-            collector.reset()
+        problem = collector.obstacle() if isinstance(collector, Fleet) else episodes_problem(collector)
         settings = self.config.algorithm
         if isinstance(settings, OffPolicyConfig) and not settings.checkpoint_replay:
             return LEARNER_ONLY, "checkpoint_replay is off: a resumed run starts with an empty replay buffer"
-        snapshot = collector.env.take_snapshot()
-        if isinstance(snapshot, str):
-            return EPISODE_BOUNDARY, snapshot
-        problem = _restoring_problem(collector.env, snapshot)
         if problem is not None:
-            collector.saves_episodes = False
-            if seed is not None:  # do not train on the state a failed restore left behind
-                collector.obs = collector.env.reset(seed=seed)
             return EPISODE_BOUNDARY, problem
+        if isinstance(collector, Fleet) and collector.settings.mode == "async":
+            return NOTHING_LOST, "workers.mode is async: results depend on how fast each worker is"
         if self.config.eval_every and self.evaluator and self.eval_obstacle is not None:
             return EPISODE_BOUNDARY, self.eval_obstacle
         return EXACT, None
@@ -270,37 +270,132 @@ def build_experiment(
     data = RecordedData(config, dataset)
     if config.regime is Regime.OFFLINE or (config.env_id == "" and env is None):
         return _build_offline(config, env, eval_env, data, spec)
+    if config.workers.count:
+        return _build_with_workers(config, env, eval_env, data)
     device = resolve_device(config.device)
     vector = make_vector_env(config, env=env, autoreset_mode=AutoresetMode.DISABLED)
     try:
-        spec = EnvSpec(
-            vector.single_observation_space,
-            vector.single_action_space,
-            config.env_id,
-            config.action_masks,
-            _frame_stack(config, env),
-        )
-        data.env_spec = spec
+        spec = data.env_spec = _spec_of(config, vector, env)
         algorithm = _make_algorithm(config, spec, device)
-        if config.num_threads is None:
-            rows = config.algorithm.rows_per_update(vector.num_envs)
-            config = config.derived(num_threads=choose_threads(algorithm.policy, rows))
-        actions = ActionMap(spec.action_space, algorithm.policy.box_actions)
-        collector = Collector(
-            _learning_adapter(config, vector, env),
-            actions,
-            policy_rng=random_stream(config.seed, "policy"),
-            env_rng=random_stream(config.seed, "environment"),
-            device=device,
-            obs_normalizer=_obs_normalizer(config, spec),
-            reward_normalizer=_reward_normalizer(config, vector.num_envs),
-        )
+        algorithm.place(0, vector.num_envs, vector.num_envs)
+        config = _with_threads(config, algorithm, vector.num_envs)
+        collector = _make_collector(config, vector, env, spec, algorithm)
         trainer = TRAINERS[config.regime](config, spec, algorithm, collector, data)
     except BaseException:
         if not isinstance(env, (gym.Env, VectorEnv)):
             vector.close()
         raise
+    return Experiment(config, spec, trainer, collector.actions, device, env, eval_env, data)
+
+
+def _spec_of(config: TrainConfig, vector: AnyVectorEnv, env: EnvLike | None) -> EnvSpec:
+    return EnvSpec(
+        vector.single_observation_space,
+        vector.single_action_space,
+        config.env_id,
+        config.action_masks,
+        _frame_stack(config, env),
+    )
+
+
+def _with_threads(config: TrainConfig, algorithm: Algorithm[Any], num_envs: int) -> TrainConfig:
+    """The config with the number of threads for updates, if it was not given."""
+    if config.num_threads is not None:
+        return config
+    rows = config.algorithm.rows_per_update(num_envs)
+    return config.derived(num_threads=choose_threads(algorithm.policy, rows))
+
+
+def _make_collector(
+    config: TrainConfig,
+    vector: AnyVectorEnv,
+    env: EnvLike | None,
+    spec: EnvSpec,
+    algorithm: Algorithm[Any],
+    index: int = 0,
+) -> Collector:
+    """The collector of a run, or of the worker with this number."""
+    return Collector(
+        _learning_adapter(config, vector, env),
+        ActionMap(spec.action_space, algorithm.policy.box_actions),
+        policy_rng=random_stream(config.seed, "policy", index),
+        env_rng=random_stream(config.seed, "environment", index),
+        device=algorithm.device,
+        obs_normalizer=_obs_normalizer(config, spec),
+        reward_normalizer=_reward_normalizer(config, vector.num_envs),
+    )
+
+
+def _build_with_workers(
+    config: TrainConfig, env: EnvLike | None, eval_env: EnvLike | None, data: RecordedData
+) -> Experiment:
+    """Build a run whose experience comes from workers; they start when training does."""
+    device = resolve_device(config.device)
+    vector = make_vector_env(config, 1, env=env, autoreset_mode=AutoresetMode.DISABLED)
+    try:
+        spec = data.env_spec = _spec_of(config, vector, env)
+    finally:
+        if not isinstance(env, (gym.Env, VectorEnv)):
+            vector.close()
+    algorithm = _make_algorithm(config, spec, device)
+    config = _with_threads(config, algorithm, config.num_envs)
+    workers = config.workers
+    objects = "workers: need an environment id, because every worker makes its own; set workers.count to 0"
+    fleet = Fleet(
+        functools.partial(make_backend, workers, BUILD_WORKER, _worker_setup(config)),
+        workers,
+        config.num_envs // workers.count,
+        timeout=config.env_timeout,
+        refusal=None if env is None else objects,
+        obs_normalizer=_obs_normalizer(config, spec),
+        reward_normalizer=_reward_normalizer(config, 0),
+    )
+    trainer = TRAINERS[config.regime](config, spec, algorithm, fleet, data)
+    actions = ActionMap(spec.action_space, algorithm.policy.box_actions)
     return Experiment(config, spec, trainer, actions, device, env, eval_env, data)
+
+
+BUILD_WORKER = f"{__name__}:build_worker"
+
+
+def _worker_setup(config: TrainConfig) -> dict[str, Any]:
+    """What a worker is built from: the config, and how the environment is registered, as JSON."""
+    registered = gym.registry.get(config.env_id)
+    known = registered is not None and isinstance(registered.entry_point, str) and not registered.additional_wrappers
+    return {
+        "config": config.derived(device="cpu").to_dict(),
+        "env": registered.to_json() if known and registered is not None else None,
+    }
+
+
+def build_worker(setup: Mapping[str, Any], index: int) -> RolloutWorker:
+    """Build a worker of a run, in whatever process it is to work."""
+    config = resolve([Layer(setup["config"], "the training process")])
+    if setup["env"] is not None and config.env_id not in gym.registry:
+        about = gym.envs.registration.EnvSpec.from_json(setup["env"])
+        gym.registry[about.id] = about
+    each = config.num_envs // config.workers.count
+    vector = make_vector_env(config, each, autoreset_mode=AutoresetMode.DISABLED)
+    try:
+        spec = _spec_of(config, vector, None)
+        algorithm = _make_algorithm(config, spec, torch.device("cpu"))
+        algorithm.place(index * each, each, config.num_envs)
+        collector = _make_collector(config, vector, None, spec, algorithm, index)
+        settings = config.algorithm
+        task: Task
+        if isinstance(settings, OnPolicyConfig):
+            task = RolloutTask(_rollout_buffer(settings, spec, collector.obs_normalizer, each), algorithm)
+        else:
+            assert isinstance(settings, OffPolicyConfig)
+            exploration = Exploration(algorithm, RandomPolicy(spec), settings.first_random_steps)
+            task = StepsTask(exploration, config.workers.count)
+        fresh = copy.deepcopy(collector.state_dict())
+        problem = episodes_problem(collector)
+        collector.load_state_dict(fresh)  # episodes begin with the first order, which brings the normalisers' moments
+        return RolloutWorker(collector, algorithm, task, problem)
+    except BaseException:
+        vector.close()
+        raise
 
 
 def _build_offline(
@@ -364,6 +459,22 @@ def _frame_stack(config: TrainConfig, given: EnvLike | None) -> FrameStack | Non
     return stack_of(config.wrappers, FrameStack(config.atari.frame_stack) if game else None)
 
 
+def episodes_problem(collector: Collector) -> str | None:
+    """Why unfinished episodes cannot be restored exactly; None if they can. Begins episodes if there are none."""
+    seed = None if collector.obs is not None else draw_seed(copy.deepcopy(collector.env_rng))
+    if collector.obs is None:
+        collector.reset()
+    snapshot = collector.env.take_snapshot()
+    if isinstance(snapshot, str):
+        return snapshot
+    problem = _restoring_problem(collector.env, snapshot)
+    if problem is not None:
+        collector.saves_episodes = False
+        if seed is not None:  # do not train on the state a failed restore left behind
+            collector.obs = collector.env.reset(seed=seed)
+    return problem
+
+
 def _restoring_problem(env: Environments, snapshot: Any) -> str | None:
     """Why an environment cannot be restored exactly from a snapshot saved in a checkpoint; None if it can."""
     try:
@@ -377,20 +488,6 @@ def _restoring_problem(env: Environments, snapshot: Any) -> str | None:
     if not same_state(snapshot, again):
         return again if isinstance(again, str) else "the state differs after a snapshot was restored"
     return None
-
-
-@contextmanager
-def using_threads(num_threads: int | None) -> Iterator[None]:
-    """Set torch's number of intra-op threads; the previous number is restored on exit."""
-    before = torch.get_num_threads()
-    wanted = num_threads or before
-    if before != wanted:
-        torch.set_num_threads(wanted)
-    try:
-        yield
-    finally:
-        if before != wanted:
-            torch.set_num_threads(before)
 
 
 def choose_threads(policy: Policy, rows: int) -> int:
@@ -425,24 +522,29 @@ def _fit(config: TrainConfig, env: EnvLike | None) -> TrainConfig:
 
 
 def _on_policy(
-    config: TrainConfig, spec: EnvSpec, algorithm: Algorithm[Any], collector: Collector, data: RecordedData
+    config: TrainConfig, spec: EnvSpec, algorithm: Algorithm[Any], collector: Collector | Fleet, data: RecordedData
 ) -> Trainer:
     settings = config.algorithm
     assert isinstance(settings, OnPolicyConfig)
-    normalizer = collector.obs_normalizer
-    keys = normalizer.moments if normalizer is not None else ()
-    num_envs = collector.env.num_envs
-    buffer = RolloutBuffer.for_spec(spec, settings.num_steps, num_envs, normalized_keys=keys)
+    buffer = _rollout_buffer(settings, spec, collector.obs_normalizer, config.num_envs)
     return OnPolicyTrainer(algorithm, collector, buffer)
 
 
+def _rollout_buffer(
+    settings: OnPolicyConfig, spec: EnvSpec, normalizer: ObservationNormalizer | None, num_envs: int
+) -> RolloutBuffer:
+    keys = normalizer.moments if normalizer is not None else ()
+    return RolloutBuffer.for_spec(spec, settings.num_steps, num_envs, normalized_keys=keys)
+
+
 def _off_policy(
-    config: TrainConfig, spec: EnvSpec, algorithm: Algorithm[Any], collector: Collector, data: RecordedData
+    config: TrainConfig, spec: EnvSpec, algorithm: Algorithm[Any], collector: Collector | Fleet, data: RecordedData
 ) -> Trainer:
     settings = config.algorithm
     assert isinstance(settings, OffPolicyConfig)
     hindsight = None
     if settings.her:
+        assert isinstance(collector, Collector)
         assert isinstance(collector.env, AutoresetAdapter)
         check_goal_space(spec.observation_space, spec.env_id)
         reward, terminated = goal_functions(collector.env.env, spec.env_id)
@@ -451,8 +553,8 @@ def _off_policy(
             reward, rng, strategy=settings.her_strategy, ratio=settings.her_ratio, compute_terminated=terminated
         )
 
-    def sampler_over(buffer: ReplayBuffer, name: str) -> ReplaySampler:
-        rng = random_stream(config.seed, name)
+    def sampler_over(buffer: ReplayBuffer, name: str, index: int = 0) -> ReplaySampler:
+        rng = random_stream(config.seed, name, index)
         indexer: Indexer = UniformIndexer(rng)
         if settings.prioritized:
             alpha, beta = settings.priority_exponent, settings.importance_exponent
@@ -472,15 +574,22 @@ def _off_policy(
             columns=algorithm.columns,
         )
 
+    count = config.workers.count or 1
     try:
-        buffer = ReplayBuffer(spec, settings.buffer_size, collector.env.num_envs)
+        buffers = [
+            ReplayBuffer(spec, -(-settings.buffer_size // count), config.num_envs // count) for _ in range(count)
+        ]
     except MemoryError as error:
         size = settings.buffer_size
         raise ConfigError(
             f"buffer_size: not enough memory for a replay buffer of {size} transitions: {error}"
         ) from error
-    _warn_if_large(buffer)
-    online = sampler_over(buffer, "sampler")
+    _warn_if_large(buffers)
+    if isinstance(collector, Fleet):
+        shards = [sampler_over(buffer, "sampler", index) for index, buffer in enumerate(buffers)]
+        sharded = ShardedSampler(shards, random_stream(config.seed, "shards"))
+        return OffPolicyTrainer(algorithm, collector, sharded, settings, RandomPolicy(spec))
+    online = sampler_over(buffers[0], "sampler")
     sampler: Sampler = online
     if settings.prior_replay is not None:
         prior = sampler_over(read_replay(settings.prior_replay, spec), "prior")
@@ -495,21 +604,22 @@ def _off_policy(
     return OffPolicyTrainer(algorithm, collector, sampler, settings, RandomPolicy(spec))
 
 
-def _warn_if_large(buffer: ReplayBuffer) -> None:
-    """Warn before training if a full replay buffer does not fit into memory."""
+def _warn_if_large(buffers: list[ReplayBuffer]) -> None:
+    """Warn before training if full replay buffers do not fit into memory."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # unknown on this system
         return
-    if buffer.num_bytes > memory:
+    size, num_bytes = sum(b.num_rows * b.num_envs for b in buffers), sum(b.num_bytes for b in buffers)
+    if num_bytes > memory:
         warnings.warn(
-            f"a full replay buffer of {buffer.num_rows * buffer.num_envs} transitions takes "
-            f"{buffer.num_bytes / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB; use a smaller buffer_size",
+            f"a full replay buffer of {size} transitions takes "
+            f"{num_bytes / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB; use a smaller buffer_size",
             stacklevel=2,
         )
 
 
-TRAINERS: dict[Regime, Callable[[TrainConfig, EnvSpec, Algorithm[Any], Collector, RecordedData], Trainer]] = {
+TRAINERS: dict[Regime, Callable[[TrainConfig, EnvSpec, Algorithm[Any], Collector | Fleet, RecordedData], Trainer]] = {
     Regime.ON_POLICY: _on_policy,
     Regime.OFF_POLICY: _off_policy,
 }

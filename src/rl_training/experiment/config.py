@@ -16,12 +16,14 @@ from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
 from rl_training.contracts.spec import AlgorithmConfig, AlgorithmSpec, Regime
 from rl_training.data.processing import DataConfig
+from rl_training.data.settings import OffPolicyConfig
 from rl_training.envs.atari import PREFIX, AtariConfig, is_atari
 from rl_training.envs.factory import Vectorization, module_of
 from rl_training.envs.wrappers import WrapperConfig, wrapper_problem
 from rl_training.experiment.logging.base import LoggerConfig
 from rl_training.experiment.schema import INVALID, build, convert_fields, default_of, to_plain, valid_part
 from rl_training.experiment.yaml_io import dump_yaml, read_yaml
+from rl_training.runtime.distributed.settings import WorkersConfig
 
 
 @documented
@@ -78,8 +80,12 @@ class TrainConfig:
     )
     atari: AtariConfig = setting(factory=AtariConfig, help="Atari.")
     env_timeout: float = setting(
-        300.0, "Time limit in seconds for one step or reset of an environment worker (vectorization: async).", gt=0
+        300.0,
+        "Time limit in seconds for one step or reset of an environment worker (vectorization: async), and for one "
+        "rollout of a worker.",
+        gt=0,
     )
+    workers: WorkersConfig = setting(factory=WorkersConfig, help="Workers that collect experience.", added_later=True)
     action_masks: bool = setting(False, "Mask invalid actions, using obs['action_mask'] or info['action_mask'].")
     normalize_obs: bool = setting(False, "Normalise float observations by their running mean and standard deviation.")
     normalize_reward: bool = setting(
@@ -137,6 +143,13 @@ class TrainConfig:
         self._convert([field.name for field in dataclasses.fields(self)], spec, source, problems)
         if combinations or problems:
             self._check_combinations(source, problems)
+        self._share_envs()
+
+    def _share_envs(self) -> None:
+        """The total number of environments, if workers have them."""
+        if self.workers.count:
+            each = self.workers.envs_per_worker or -(-self.num_envs // self.workers.count)
+            self.num_envs = self.workers.count * each
 
     def _convert(
         self, names: Collection[str], spec: AlgorithmSpec | None, source: Callable[[str], str], problems: list[str]
@@ -170,7 +183,25 @@ class TrainConfig:
             found.append(f"accelerate: {problem}")
         if isinstance(self.env_id, str) and self.env_id:
             found += self._atari_problems()
-        return found + self._data_problems()
+        return found + self._data_problems() + self._workers_problems()
+
+    def _workers_problems(self) -> list[str]:
+        """Settings that do not work together with workers."""
+        workers, settings = self.workers, self.algorithm
+        if not workers.count:
+            return []
+        found = []
+        if workers.mode == "async" and (self.normalize_obs or self.normalize_reward):
+            found.append(
+                "workers: with mode async, workers would normalise with statistics of different times; use mode sync "
+                "or pipelined, or switch normalize_obs and normalize_reward off"
+            )
+        if isinstance(settings, OffPolicyConfig):
+            names = [name for name in ("her", "sampler", "prior_replay") if getattr(settings, name)]
+            found += [f"workers: cannot be combined with {name}; set workers.count to 0" for name in names]
+        if self.dataset is not None and self.env_id:
+            found.append("workers: cannot be combined with a dataset; set workers.count to 0")
+        return found
 
     def _data_problems(self) -> list[str]:
         """Problems of the choice between recorded data and an environment."""
@@ -278,6 +309,7 @@ class TrainConfig:
         config._check_combinations(source_of, problems)
         if problems:
             raise ConfigError(problems)
+        config._share_envs()
         return config
 
     def derived(self, **values: Any) -> TrainConfig:

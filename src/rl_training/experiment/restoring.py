@@ -28,7 +28,8 @@ MAY_CHANGE = frozenset(
     | {"checkpoint_keep", "checkpoint_best", "video_every", "log_every", "tensorboard", "wandb", "mlflow", "loggers"}
     | {"init_from", "total_updates", "online"}
 )
-"""Settings that may change when a run is resumed."""
+MAY_CHANGE_INSIDE = frozenset({"workers > backend", "workers > address"})
+"""Settings that may change when a run is resumed; results do not depend on where workers run."""
 
 SAME_BITS = frozenset({"system", "c_compiler"})
 """Machine properties that do not affect results: compiled functions give the same bits as torch."""
@@ -206,7 +207,9 @@ def refuse_changes(checkpoint: Checkpoint, config: TrainConfig) -> None:
     problems = [
         f"{name}: was {before.get(name)!r} and cannot become {after.get(name)!r} in a resumed run"
         for name in sorted(before.keys() | after.keys())
-        if name.split(" > ")[0] not in MAY_CHANGE | allowed_too and before.get(name) != after.get(name)
+        if name.split(" > ")[0] not in MAY_CHANGE | allowed_too
+        and name not in MAY_CHANGE_INSIDE
+        and before.get(name) != after.get(name)
     ]
     if problems:
         allowed = ", ".join(sorted(MAY_CHANGE - {"init_from", "output_dir"}))

@@ -37,6 +37,19 @@ class _PessimisticGain(torch.autograd.Function):
         return torch.where(free, gradient * advantages, 0.0), None, None
 
 
+def target_ratio(logprobs: Tensor, target_logprobs: Tensor, acting_logprobs: Tensor, clip_target: float) -> Tensor:
+    """IMPACT's probability ratio [B] to a target policy (Luo et al. 2020): r(acting) * min(acting / target, clip).
+
+    It is the ratio to the target policy, except where the acting policy was much more likely to act so.
+
+    Example: probabilities 0.3 now, 0.2 of the target, 0.6 when acting: 0.5 * min(3, 2) = 1.
+        >>> now, target, acting = torch.tensor([0.3, 0.2, 0.6]).log()
+        >>> round(target_ratio(now, target, acting, clip_target=2.0).item(), 4)
+        1.0
+    """
+    return (logprobs - acting_logprobs).exp() * (acting_logprobs - target_logprobs).exp().clamp(max=clip_target)
+
+
 def value_loss(new_values: Tensor, returns: Tensor) -> Tensor:
     """Half the mean squared error."""
     return 0.5 * (new_values - returns).square().mean()

@@ -36,3 +36,43 @@ def gae(
         backwards.append(advantage)
     advantages = torch.stack(backwards[::-1])
     return advantages, advantages + values
+
+
+def vtrace(
+    log_ratios: Tensor,
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    ended: Tensor,
+    *,
+    gamma: float,
+    decay: float = 1.0,
+    clip_rho: float = 1.0,
+    clip_c: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """V-trace (Espeholt et al. 2018, eq. 1 and section 4.2), all inputs [T, N]; returns advantages and value targets.
+
+    `log_ratios` are log-probabilities of the actions under the policy that learns minus those under the policy that
+    acted. `next_values`, `terminated` and `ended` are as for `gae`: a truncated step bootstraps from its episode's true
+    last observation, and no target reaches over the end of an episode. `decay` is the lambda of remark 2.
+
+    Example: with equal policies and nothing ending, the targets are the discounted returns:
+        >>> one = torch.ones(2, 1)
+        >>> vtrace(0 * one, one, 0 * one, 0 * one, one < 0, one < 0, gamma=0.5)[1].flatten().tolist()
+        [1.5, 1.0]
+    """
+    ratios = log_ratios.exp()
+    rho, c = ratios.clamp(max=clip_rho), ratios.clamp(max=clip_c)
+    discount = gamma * (~terminated).to(values)
+    deltas = rho * (rewards + discount * next_values - values)
+    carried = (gamma * decay) * (~ended).to(values) * c
+    correction = torch.zeros_like(deltas[0])
+    backwards = []
+    for delta, keep in zip(reversed(deltas.unbind()), reversed(carried.unbind()), strict=True):
+        correction = torch.addcmul(delta, keep, correction)
+        backwards.append(correction)
+    targets = values + torch.stack(backwards[::-1])
+    following = torch.cat([targets[1:], next_values[-1:]])
+    advantages = rho * (rewards + discount * torch.where(ended, next_values, following) - values)
+    return advantages, targets

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rl_training.accelerate import Accelerated, ArrayNetwork
 from rl_training.contracts.algorithm import ActOutput
-from rl_training.contracts.arrays import AnyArray, ArrayObservation
+from rl_training.contracts.arrays import AnyArray, ArrayObservation, FloatArray
 from rl_training.contracts.batches import Observation, as_arrays
 from rl_training.contracts.errors import ConfigError, SpaceError
 from rl_training.contracts.plugins import ENCODERS, NETWORKS
@@ -237,6 +237,8 @@ class QPolicy(nn.Module, Generic[NetworkT]):
 
     box_actions: BoxActions = "clip"
     epsilon: Tensor
+    rates: FloatArray | None = None
+    """Exploration rate of each training environment, if they differ; batches of another size use `epsilon`."""
 
     def __init__(self, network: NetworkT, epsilon: float = 0.0) -> None:
         super().__init__()
@@ -310,7 +312,10 @@ class QPolicy(nn.Module, Generic[NetworkT]):
     def _explore(self, greedy: AnyArray, mask: Tensor | None, rng: Any) -> AnyArray:
         """Epsilon-greedy: replace each action by a random one with probability epsilon."""
         # always draw both for all rows, so that the generator's state does not depend on the outcome
-        explore = rng.random(len(greedy)) < self.epsilon.item()
+        rates = self.rates
+        if rates is None or len(rates) != len(greedy):
+            rates = self.epsilon.item()
+        explore = rng.random(len(greedy)) < rates
         anything = random_actions(rng, len(greedy), self.network.num_actions, mask)
         return np.where(explore, anything, greedy)
 

@@ -12,14 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rl_training.contracts.algorithm import ActOutput, Policy
+from rl_training.contracts.algorithm import ActOutput, Algorithm, Policy
 from rl_training.contracts.arrays import ArrayObservation, map_observation
-from rl_training.contracts.batches import Observation, Step
+from rl_training.contracts.batches import Observation, Progress, Step
 from rl_training.contracts.environment import ActionMapping, Environments, VectorStep
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.random import draw_seed
 from rl_training.contracts.state import Stateful
 from rl_training.data.normalize import ObservationNormalizer, RewardNormalizer
+from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.runtime.guards import check_observation, check_step
 
 WINDOW = 100
@@ -46,6 +47,20 @@ class CollectStats(NamedTuple):
     env_seconds: float
 
 
+@dataclass
+class Exploration:
+    """How an off-policy run acts: at random for the first steps, then as the algorithm explores."""
+
+    algorithm: Algorithm[Any]
+    random_policy: Policy
+    random_steps: int
+
+    def policy(self, progress: Progress) -> Policy:
+        """The policy for the next step."""
+        is_random = progress.env_steps < self.random_steps and not progress.offline_updates
+        return self.random_policy if is_random else self.algorithm.explore(progress)
+
+
 class Episode(NamedTuple):
     """A finished episode: undiscounted return, length, and `info["is_success"]` where the environment reports it."""
 
@@ -70,6 +85,20 @@ class EpisodeStatistics(Stateful):
     def start(cls, num_envs: int) -> EpisodeStatistics:
         """Empty statistics for N environments."""
         return cls(np.zeros(num_envs, np.float64), np.zeros(num_envs, np.int64))
+
+    def take_finished(self) -> dict[str, Any]:
+        """The episodes that ended since the last call, for the statistics of a whole fleet."""
+        found = {name: list(getattr(self, name)) for name in ("returns", "lengths", "successes")}
+        for name in found:
+            getattr(self, name).clear()
+        count, self.num_episodes = self.num_episodes, 0
+        return {**found, "num_episodes": count}
+
+    def add_finished(self, episodes: Mapping[str, Any]) -> None:
+        """Add what `take_finished` of a worker's statistics returned."""
+        for name in ("returns", "lengths", "successes"):
+            getattr(self, name).extend(episodes[name])
+        self.num_episodes += episodes["num_episodes"]
 
     def restart(self) -> None:
         """Discard unfinished episodes (all environments were reset)."""
@@ -216,6 +245,53 @@ class Collector(Stateful):
             if max_transitions is not None and transitions >= max_transitions:
                 break
         return CollectStats(transitions, policy_seconds, env_seconds)
+
+    def fill(
+        self,
+        buffer: RolloutBuffer,
+        algorithm: Algorithm[Any],
+        progress: Progress,
+        limit: int | None = None,
+        num_steps: int | None = None,
+    ) -> CollectStats:
+        """Fill a rollout buffer, up to `limit` transitions, with the log-probabilities and values of the policy."""
+        buffer.reset()
+        buffer.first_state, buffer.first_starts = self.policy_state, self.episode_start.copy()
+        stats = self.collect(
+            algorithm.policy,
+            buffer.num_steps if num_steps is None else num_steps,
+            buffer,
+            max_transitions=limit,
+            env_steps=progress.env_steps,
+        )
+        buffer.last_obs = self.policy_obs
+        buffer.score(algorithm.policy, self.device)
+        return stats
+
+    def gather(
+        self, sink: Sink, exploration: Exploration, progress: Progress, num_steps: int, limit: int, share: int = 1
+    ) -> CollectStats:
+        """Pass `num_steps` steps to a sink, up to `limit` transitions, and count them in `progress`.
+
+        Each transition counts as `share`: one of several workers advances the run by the steps of all of them.
+        """
+        total = CollectStats(0, 0.0, 0.0)
+        for _ in range(num_steps):
+            stats = self.collect(exploration.policy(progress), 1, sink, env_steps=progress.env_steps)
+            progress.env_steps += share * stats.num_transitions
+            total = CollectStats(*(a + b for a, b in zip(total, stats, strict=True)))
+            if total.num_transitions >= limit:
+                break
+        return total
+
+    @property
+    def has_episodes(self) -> bool:
+        """Whether the next step continues episodes; otherwise it begins new ones."""
+        return self.obs is not None
+
+    def leave_episodes(self) -> None:
+        """Begin new episodes with the next step."""
+        self.obs = None
 
     def _record(
         self, sink: Sink, policy_obs: ArrayObservation, action: npt.NDArray[Any], out: ActOutput, step: VectorStep

@@ -13,7 +13,8 @@ from rl_training.contracts.state import Stateful, check_keys
 from rl_training.data.replay_buffer import OtherNumberOfEnvsError, ReplayBuffer
 from rl_training.data.samplers import Sampler
 from rl_training.data.settings import OffPolicyConfig
-from rl_training.runtime.collector import Collector
+from rl_training.runtime.collector import Collector, Exploration
+from rl_training.runtime.distributed.fleet import Fleet
 from rl_training.runtime.guards import check_update
 from rl_training.runtime.trainer import Trainer
 
@@ -47,12 +48,12 @@ class OffPolicyTrainer(Trainer):
     iteration of a run is shortened so that the step budget is exceeded by less than the number of environments.
     """
 
-    collector: Collector
+    collector: Collector | Fleet
 
     def __init__(
         self,
         algorithm: Algorithm[Any],
-        collector: Collector,
+        collector: Collector | Fleet,
         sampler: Sampler,
         settings: OffPolicyConfig,
         random_policy: Policy,
@@ -60,28 +61,19 @@ class OffPolicyTrainer(Trainer):
         super().__init__(algorithm, collector)
         self.sampler = sampler
         self.settings = settings
-        self.random_policy = random_policy
-        given = settings.random_steps
-        self.random_steps = settings.learning_starts if given is None else given
+        self.exploration = Exploration(algorithm, random_policy, settings.first_random_steps)
         # from the decimal text: the float 0.29 is slightly less than 0.29, so that of 0.29 * 100 only 28 would be due
         self.workload = Workload(Fraction(str(settings.updates_per_step)), settings.learning_starts)
 
     def iterate(self) -> None:
         """See `Trainer.iterate`."""
-        for _ in range(self.settings.num_steps):
-            self._collect()
-            if self.position >= self.end:
-                break
-        self._learn()
-        self.progress.iterations += 1
-
-    def _collect(self) -> None:
-        is_random = self.env_steps < self.random_steps and not self.progress.offline_updates
-        policy = self.random_policy if is_random else self.algorithm.explore(self.progress)
-        stats = self.collector.collect(policy, 1, self.sampler, env_steps=self.env_steps)
-        self.progress.env_steps += stats.num_transitions
+        stats = self.collector.gather(
+            self.sampler, self.exploration, self.progress, self.settings.num_steps, self.end - self.position
+        )
         self._timers.env += stats.env_seconds
         self._timers.policy += stats.policy_seconds
+        self._learn()
+        self.progress.iterations += 1
 
     def _learn(self) -> None:
         due = self.workload.due(self.env_steps, self.updates) if self.sampler.ready else 0
@@ -120,8 +112,11 @@ class OffPolicyTrainer(Trainer):
             self.workload.start = self.env_steps + self.settings.learning_starts
             self.workload.updates_before = self.updates
             self._leave_episodes()
-        if self.collector.obs is None and self.sampler.ready:  # new episodes begin, and those in the replay end here
-            self.sampler.buffer.close_episodes()
+        if (
+            not self.collector.has_episodes and self.sampler.ready
+        ):  # new episodes begin, and those in the replay end here
+            for buffer in self.sampler.buffers:
+                buffer.close_episodes()
 
     def _begin_online(self, state: dict[str, Any]) -> None:
         """Go on online from the state at the end of an offline phase."""
@@ -140,15 +135,15 @@ class OffPolicyTrainer(Trainer):
 
     def _leave_episodes(self) -> None:
         """Begin new episodes if the replay buffer stacks frames: it lacks the earlier frames of the current ones."""
-        if self.sampler.buffer.is_stacked:
-            self.collector.obs = None
+        if any(buffer.is_stacked for buffer in self.sampler.buffers):
+            self.collector.leave_episodes()
 
     def _load_replay(self, state: dict[str, Any]) -> bool:
         """Restore the replay buffer; False if it has another number of environments, as user-supplied ones may."""
         try:
             self.sampler.load_state_dict(state)
         except OtherNumberOfEnvsError as error:
-            if self.collector.obs is not None:
+            if self.collector.has_episodes:
                 raise
             warnings.warn(f"the replay buffer starts empty: {error}", stacklevel=2)
             return False

@@ -8,6 +8,7 @@ from typing import Any
 from rl_training.contracts.algorithm import Algorithm
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.runtime.collector import Collector
+from rl_training.runtime.distributed.fleet import Fleet
 from rl_training.runtime.guards import check_update
 from rl_training.runtime.trainer import Trainer
 
@@ -18,26 +19,16 @@ class OnPolicyTrainer(Trainer):
     The last rollout of a run is shortened so that the step budget is exceeded by less than the number of environments.
     """
 
-    collector: Collector
+    collector: Collector | Fleet
 
-    def __init__(self, algorithm: Algorithm[Any], collector: Collector, buffer: RolloutBuffer) -> None:
+    def __init__(self, algorithm: Algorithm[Any], collector: Collector | Fleet, buffer: RolloutBuffer) -> None:
         super().__init__(algorithm, collector)
         self.buffer = buffer
 
     def iterate(self) -> None:
         """See `Trainer.iterate`."""
-        self.buffer.reset()
-        self.buffer.first_state = self.collector.policy_state
-        self.buffer.first_starts = self.collector.episode_start.copy()
-        stats = self.collector.collect(
-            self.policy,
-            self.buffer.num_steps,
-            self.buffer,
-            max_transitions=self.end - self.position,
-            env_steps=self.env_steps,
-        )
-        self.buffer.last_obs = self.collector.policy_obs
-        self.buffer.score(self.policy, self.collector.device)
+        limit = self.end - self.position
+        stats = self.collector.fill(self.buffer, self.algorithm, self.progress, limit)
         began = time.perf_counter()
         if stats.num_transitions:
             result = self.algorithm.update(self.buffer, self.progress)

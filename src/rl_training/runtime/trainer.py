@@ -18,6 +18,7 @@ from rl_training.contracts.state import Stateful, check_keys, check_plain
 from rl_training.policies.changes import NetworkChanges
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collector, NoCollector
+from rl_training.runtime.distributed.fleet import Fleet
 from rl_training.runtime.evaluator import EvaluationStoppedError
 
 
@@ -73,7 +74,7 @@ class Trainer(Stateful, ABC):
     unit = "steps"
     """See `RunView.unit`."""
 
-    def __init__(self, algorithm: Algorithm[Any], collector: Collector | NoCollector) -> None:
+    def __init__(self, algorithm: Algorithm[Any], collector: Collector | Fleet | NoCollector) -> None:
         self.algorithm = algorithm
         self.collector = collector
         self.progress = Progress()

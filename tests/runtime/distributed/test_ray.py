@@ -1,0 +1,36 @@
+"""Workers on Ray; skipped where Ray is not installed (extra `ray`)."""
+
+import importlib.util
+
+import pytest
+
+from rl_training.contracts.errors import MissingExtraError
+from rl_training.contracts.state import same_state
+from tests.runtime.distributed.test_fleet import NORMALIZED, make, trained
+
+HAS_RAY = importlib.util.find_spec("ray") is not None
+needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
+
+
+@pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
+def test_it_names_the_extra():
+    agent, _ = make("ppo", {"count": 2, "backend": "ray"})
+    with pytest.raises(MissingExtraError, match=r"rl-training\[ray\]"):
+        agent.learn(32, progress=False)
+
+
+@needs_ray
+@pytest.mark.parametrize("mode", ["sync", "pipelined"])
+def test_ray_gives_the_bits_of_inline_also_when_an_actor_is_killed(mode):
+    import ray
+
+    killed = []
+
+    def kill(run):
+        if not killed:
+            killed.append(ray.kill(run.collector.backend.actors[1]))
+
+    workers = {"count": 2, "mode": mode}
+    found = trained("ppo", {**workers, "backend": "ray"}, callback=kill, **NORMALIZED)
+    assert killed
+    assert same_state(found, trained("ppo", {**workers, "backend": "inline"}, **NORMALIZED))
