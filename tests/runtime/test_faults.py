@@ -485,7 +485,7 @@ def test_sigterm_to_the_process_group_saves(tmp_path: Path, moment: str) -> None
         out, error = process.communicate(timeout=60)
         assert time.monotonic() - began < 15
         assert process.returncode == 128 + signal.SIGTERM, error
-        assert "to go on:" in out
+        assert "to continue:" in out
     finally:
         for pid in processes_of(process.pid):
             os.kill(pid, signal.SIGKILL)

@@ -18,6 +18,8 @@ from gymnasium.vector import VectorEnv
 from rl_training.algorithms.registry import get_spec
 from rl_training.api.session import (
     Callbacks,
+    OnSignal,
+    check_on_signal,
     describe_environment,
     require_data,
     run_experiment,
@@ -153,16 +155,20 @@ class Agent:
         callback: Callbacks = None,
         progress: bool = True,
         run_dir: str | Path | None = None,
+        on_signal: OnSignal = "raise",
     ) -> TrainResult:
         """Train for this many more steps (default: the config's). Writes nothing unless `run_dir` is given.
 
-        The first call sets the horizon of schedules.
+        The first call sets the horizon of schedules. SIGINT (Ctrl-C) and SIGTERM end the training after the current
+        iteration, with a checkpoint if there is a `run_dir`; then `KeyboardInterrupt` is raised, or the process ends.
+        With `on_signal="return"`, the result is returned instead.
         """
+        check_on_signal(on_signal)
         more = _whole("total_timesteps", self.config.total_timesteps if total_timesteps is None else total_timesteps)
         self._require_whole()
         if isinstance(self._experiment.trainer, OfflineTrainer):
             self._begin_phase(self.config.replace(online=True), self._given_data())
-        return self._run(more, callback, progress, run_dir)
+        return self._run(more, callback, progress, run_dir, on_signal)
 
     def learn_offline(
         self,
@@ -172,6 +178,7 @@ class Agent:
         callback: Callbacks = None,
         progress: bool = True,
         run_dir: str | Path | None = None,
+        on_signal: OnSignal = "raise",
     ) -> TrainResult:
         """Make this many more gradient steps on recorded data, without the environment.
 
@@ -183,6 +190,7 @@ class Agent:
             >>> agent.learn_offline("pendulum.npz", 50_000)  # doctest: +SKIP
             >>> agent.learn(10_000)  # doctest: +SKIP
         """
+        check_on_signal(on_signal)
         more = _whole("total_updates", (self.config.total_updates or None) if total_updates is None else total_updates)
         self._require_whole()
         given = dataset if isinstance(dataset, Dataset) else None
@@ -193,7 +201,7 @@ class Agent:
             named = {} if dataset is None or given is not None else {"dataset": str(dataset)}
             config = self.config.replace(online=False, total_updates=more, **named)
             self._begin_phase(config, given or (self._given_data() if dataset is None else None))
-        return self._run(more, callback, progress, run_dir)
+        return self._run(more, callback, progress, run_dir, on_signal)
 
     def _given_data(self) -> Dataset | None:
         data = self._experiment.data
@@ -215,7 +223,9 @@ class Agent:
         old.close()
         self._experiment = new
 
-    def _run(self, more: int, callback: Callbacks, progress: bool, run_dir: str | Path | None) -> TrainResult:
+    def _run(
+        self, more: int, callback: Callbacks, progress: bool, run_dir: str | Path | None, on_signal: OnSignal
+    ) -> TrainResult:
         require_data(self._experiment)
         position = self._experiment.trainer.position
         directory = None
@@ -226,7 +236,14 @@ class Agent:
         with nullcontext() if directory is None else run_lock(directory.path):
             if directory is not None:
                 directory.recover()
-            return run_experiment(self._experiment, total, run_dir=directory, callback=callback, progress=progress)
+            return run_experiment(
+                self._experiment,
+                total,
+                run_dir=directory,
+                callback=callback,
+                progress=progress,
+                on_signal=on_signal,
+            )
 
     def predict(
         self,

@@ -39,7 +39,7 @@ def run(args: list[str]) -> int:
         say(f"preset {preset.name}")
     else:
         say(printable(f"no preset for {config.algo} on {config.env_id}: using the defaults{_hint(config)}"))
-    result = train(config, progress=not quiet, profile=profile)
+    result = train(config, progress=not quiet, profile=profile, on_signal="return")
     return report(result)
 
 
