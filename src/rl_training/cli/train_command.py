@@ -120,6 +120,8 @@ def report(result: TrainResult) -> int:
     if result.final_evaluation is not None:
         final = result.final_evaluation
         print(f"evaluation: mean return {final.mean:.2f} +/- {final.std:.2f} over {len(final.returns)} episodes")
+        if final.num_cut:
+            print(f"truncated because they did not end: {final.num_cut} of these episodes (eval_max_steps)")
     if result.best_return is not None:
         print(f"best evaluation during training: {result.best_return:.2f}")
     print(f"run directory: {result.run_dir}")

@@ -220,6 +220,7 @@ class Experiment:
             obs_normalizer=self.trainer.collector.obs_normalizer,
             random_policy=RandomPolicy(self.spec) if epsilon > 0 else None,
             epsilon=epsilon,
+            max_steps=self.config.eval_max_steps,
         )
 
     def _make_eval_env(self) -> AnyVectorEnv:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ from rl_training.envs.wrappers import WrapperConfig, wrapper_problem
 from rl_training.experiment.logging.base import LoggerConfig
 from rl_training.experiment.schema import INVALID, build, convert_fields, default_of, to_plain, valid_part
 from rl_training.experiment.yaml_io import dump_yaml, read_yaml
+
+EVAL_MAX_STEPS = 10_000
+"""Default of `eval_max_steps`."""
 
 
 @documented
@@ -91,6 +95,13 @@ class TrainConfig:
     eval_episodes: int = setting(10, "Episodes per evaluation during training.", ge=1)
     eval_deterministic: bool = setting(True, "Evaluate with deterministic actions instead of sampled ones.")
     eval_epsilon: float = setting(0.0, "Probability of a random action in evaluations.", ge=0, le=1)
+    eval_max_steps: int = setting(
+        None,
+        "An evaluation episode is truncated after this many steps, so that evaluations end without a time limit; by "
+        "default 10,000, or the limit of an Atari game if that is longer.",
+        ge=1,
+        added_later=True,
+    )
     checkpoint_every: int = setting(25_000, "Environment steps between checkpoints; 0 for only the last.", ge=0)
     checkpoint_keep: int = setting(3, "Number of newest checkpoints to keep.", ge=1)
     checkpoint_best: bool = setting(True, "Also keep the checkpoint with the best evaluation, in checkpoints/best.")
@@ -134,9 +145,19 @@ class TrainConfig:
             known = isinstance(self.env_id, str) and isinstance(self.env_kwargs, dict)
             native = known and is_atari(self.env_id, self.env_kwargs) and not self.wrappers and not self.env_kwargs
             self.vectorization = "native" if native else "sync"
+        if self.eval_max_steps is None:
+            self.eval_max_steps = self._default_eval_max_steps()
         self._convert([field.name for field in dataclasses.fields(self)], spec, source, problems)
         if combinations or problems:
             self._check_combinations(source, problems)
+
+    def _default_eval_max_steps(self) -> int:
+        known = isinstance(self.env_id, str) and isinstance(self.env_kwargs, dict)
+        if not (known and is_atari(self.env_id, self.env_kwargs)):
+            return EVAL_MAX_STEPS
+        atari = build(AtariConfig, self.atari, "atari", [])
+        game = 0 if atari is INVALID else math.ceil(atari.max_frames / atari.frame_skip)
+        return max(EVAL_MAX_STEPS, game)
 
     def _convert(
         self, names: Collection[str], spec: AlgorithmSpec | None, source: Callable[[str], str], problems: list[str]

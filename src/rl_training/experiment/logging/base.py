@@ -102,6 +102,8 @@ class LoggingCallback(Callback):
         }
         if result.success_rate is not None:
             metrics["eval/success_rate"] = result.success_rate
+        if result.num_cut:
+            metrics["eval/cut_episodes"] = float(result.num_cut)
         for logger in self.loggers:
             logger.log(run.position, metrics)
 
