@@ -343,7 +343,12 @@ def _make_algorithm(config: TrainConfig, spec: EnvSpec, device: torch.device) ->
     # one thread, so that initial weights do not depend on the number of threads
     with using_threads(1), using(config.accelerate):
         rng = random_stream(config.seed, "algorithm")
-        return algorithm_spec.algorithm(config.algorithm, spec, device, rng)
+        try:
+            return algorithm_spec.algorithm(config.algorithm, spec, device, rng)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "memory" not in str(error):
+                raise
+            raise ConfigError(f"algorithm > network: not enough memory for networks of these sizes: {error}") from error
 
 
 def _learning_adapter(config: TrainConfig, vector: AnyVectorEnv, given: EnvLike | None) -> AutoresetAdapter:
@@ -430,7 +435,13 @@ def _on_policy(
     normalizer = collector.obs_normalizer
     keys = normalizer.moments if normalizer is not None else ()
     num_envs = collector.env.num_envs
-    buffer = RolloutBuffer.for_spec(spec, settings.num_steps, num_envs, normalized_keys=keys)
+    try:
+        buffer = RolloutBuffer.for_spec(spec, settings.num_steps, num_envs, normalized_keys=keys)
+    except (MemoryError, RuntimeError) as error:
+        raise ConfigError(
+            f"num_steps: not enough memory for rollouts of {settings.num_steps:,} steps of {num_envs:,} environments: "
+            f"{error}"
+        ) from error
     return OnPolicyTrainer(algorithm, collector, buffer)
 
 
@@ -535,7 +546,8 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device: '{name}' is not available here: {str(error).splitlines()[0]}") from error
+        torch.zeros(1, device=device).cpu()  # torch has devices that compute nothing, such as meta
+    except Exception as error:  # for devices that it was built without, torch raises many types
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"device: '{name}' is not available here: {reason}") from error
     return device

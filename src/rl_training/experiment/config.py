@@ -53,7 +53,9 @@ class TrainConfig:
     )
     online: bool = setting(False, "Continue online after an offline phase; set by `resume --online`.", added_later=True)
     data: DataConfig = setting(factory=DataConfig, help="Processing of recorded data.", added_later=True)
-    num_envs: int = setting(None, "Number of parallel environments; the default depends on the algorithm.", ge=1)
+    num_envs: int = setting(
+        None, "Number of parallel environments; the default depends on the algorithm.", ge=1, le=65_536
+    )
     output_dir: Path = setting(Path("runs"), "Directory in which the run directory is created.")
     device: str = setting("auto", "Torch device: auto (a GPU if available), cpu, cuda, cuda:1, mps.")
     num_threads: int | None = setting(
@@ -61,6 +63,7 @@ class TrainConfig:
         "Threads torch may use inside one operation; by default one, the fastest for small networks, or for large ones "
         "and images as many as torch would take (at most 8).",
         ge=1,
+        le=1_024,
     )
 
     accelerate: Mode = setting(
@@ -92,7 +95,7 @@ class TrainConfig:
     normalize_clip: float = setting(10.0, "Clip range of normalised observations and rewards.", gt=0)
 
     eval_every: int = setting(25_000, "Environment steps between evaluations; 0 to not evaluate.", ge=0)
-    eval_episodes: int = setting(10, "Episodes per evaluation during training.", ge=1)
+    eval_episodes: int = setting(10, "Episodes per evaluation during training.", ge=1, le=1_000_000)
     eval_deterministic: bool = setting(True, "Evaluate with deterministic actions instead of sampled ones.")
     eval_epsilon: float = setting(0.0, "Probability of a random action in evaluations.", ge=0, le=1)
     eval_max_steps: int = setting(
