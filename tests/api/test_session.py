@@ -666,7 +666,7 @@ def test_a_missing_extra_is_found_before_a_run_directory_is_made(
 
     for module in (video, wandb, mlflow):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=rf"pip install 'rl-training\[{extra}\]'"):
+    with pytest.raises(MissingExtraError, match=rf"pip install '.\[{extra}\]'"):
         train(a_config(tmp_path, **settings), progress=False)
     assert os.listdir(tmp_path) == []
 

@@ -639,6 +639,6 @@ def test_missing_extras(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for extra, (code, error) in json.loads(done.stdout.splitlines()[-1]).items():
         assert code == 2, (extra, error)
-        assert f"pip install 'rl-training[{extra}]'" in error
+        assert f"pip install '.[{extra}]'" in error
         assert "Traceback" not in error
     assert not (tmp_path / "runs").exists(), "nothing is left behind"

@@ -36,6 +36,7 @@ from rl_training.data.dataset import Dataset
 from rl_training.deploy.export import ExportFormat, export_policy
 from rl_training.deploy.hub import CARD, VIDEO, download, model_card, require_hub, upload
 from rl_training.deploy.video import recorder, require_video
+from rl_training.envs.advice import require_env_like
 from rl_training.envs.factory import EnvLike, describe_env
 from rl_training.envs.masks import has_choice, mask_size
 from rl_training.experiment.build import Experiment, build_experiment, using_threads
@@ -76,8 +77,16 @@ class Agent:
     algo: ClassVar[str] = ""
 
     def __init__(
-        self, env: EnvLike | TrainConfig | None = None, *, eval_env: EnvLike | None = None, **settings: Any
+        self, env: EnvLike | TrainConfig | None = None, *more: Any, eval_env: EnvLike | None = None, **settings: Any
     ) -> None:
+        if more:
+            name = type(self).__name__
+            raise ConfigError(
+                f"{name} takes one positional argument, the environment, got {1 + len(more)}: {name}(env, seed=1). "
+                "There is no policy name such as 'MlpPolicy': networks follow from the observation space"
+            )
+        if not isinstance(env, TrainConfig):
+            require_env_like(env)
         if isinstance(env, TrainConfig):
             config, given = _override(env, settings, self.algo), None
             if config.algo != self.algo:

@@ -6,6 +6,7 @@ import argparse
 import shlex
 import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,8 @@ def report(result: TrainResult) -> int:
     if result.interrupted:
         print(f"to continue:   rl-training resume {shlex.quote(str(result.run_dir))}")
     else:
-        print(f"to watch:      rl-training eval {shlex.quote(str(result.run_dir))} --render")
+        watch = " --render" if find_spec("pygame") else ""  # a core install cannot open a window
+        label = "to watch:   " if watch else "to evaluate:"
+        print(f"{label}   rl-training eval {shlex.quote(str(result.run_dir))}{watch}")
     sys.stdout.flush()
     return 128 + signal.Signals[result.stop_reason].value if result.interrupted else 0

@@ -367,6 +367,15 @@ def _valid_part(layer: Layer, algo: Any, problems: list[str]) -> dict[str, Any]:
     if isinstance(algo, str):
         with contextlib.suppress(ConfigError):  # reported once, for the merged config
             config_type = get_spec(algo).config
+    wrappers = data.get("wrappers")
+    for item in wrappers if isinstance(wrappers, (list, tuple)) else ():
+        if isinstance(item, type):
+            problems.append(
+                f"{layer.source} > wrappers: {item.__name__} is a class, but configs hold names: register it with "
+                f"register_wrapper('{item.__name__}')({item.__name__}) from rl_training.envs.wrappers, then "
+                f"wrappers=[{{'name': '{item.__name__}'}}]"
+            )
+            data.pop("wrappers", None)
     own = {f.name for f in dataclasses.fields(config_type)} - {f.name for f in dataclasses.fields(TrainConfig)}
     for key in own & data.keys():
         problems.append(f"{layer.source}: '{key}' is a setting of the algorithm; move it to the section 'algorithm'")
