@@ -409,13 +409,13 @@ def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path: Path, name: str, caps
             os.kill(os.getpid(), signal.Signals[name])
 
     before = signal.getsignal(signal.Signals[name])
-    result = train(a_config(tmp_path, checkpoint_every=0), callback=send, progress=False)
+    result = train(a_config(tmp_path, checkpoint_every=0), callback=send, progress=False, on_signal="return")
     assert signal.getsignal(signal.Signals[name]) is before
     assert (result.stop_reason, result.env_steps) == (name, 64)
     assert result.final_evaluation is None
     assert RunDirectory(result.run_dir).status() == "stopped"  # type: ignore[arg-type]
     assert load_checkpoint(result.checkpoint_path).metadata["env_steps"] == 64  # type: ignore[arg-type]
-    assert name in capsys.readouterr().err
+    assert f"{name}: finishing this iteration, then saving to {result.run_dir}" in capsys.readouterr().err
     assert resume(result.run_dir, progress=False).env_steps == 128
 
 
@@ -424,7 +424,7 @@ def test_a_signal_that_arrives_with_the_last_step_does_not_undo_the_run(tmp_path
         if run.env_steps == 128:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    result = train(a_config(tmp_path, eval_every=0), callback=send, progress=False)
+    result = train(a_config(tmp_path, eval_every=0), callback=send, progress=False, on_signal="return")
     assert (result.env_steps, result.interrupted) == (128, False)
     assert RunDirectory(result.run_dir).status() == "finished"  # type: ignore[arg-type]
 
@@ -438,10 +438,85 @@ def test_a_run_that_ends_for_good_is_not_interrupted(tmp_path: Path) -> None:
         return bool(run.env_steps < 64)
 
     with pytest.warns(UserWarning, match="no final evaluation: SIGTERM"):
-        result = train(a_config(tmp_path), callback=enough, progress=False)
+        result = train(a_config(tmp_path), callback=enough, progress=False, on_signal="return")
     assert (result.env_steps, result.interrupted) == (64, False)
     assert "enough" in result.stop_reason
     assert RunDirectory(result.run_dir).status() == "finished"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "error"), [("SIGINT", KeyboardInterrupt), ("SIGTERM", SystemExit)])
+@pytest.mark.parametrize("begun", ["train", "learn", "resume"])
+def test_a_signal_ends_the_program_after_saving(tmp_path: Path, name: str, error: Any, begun: str) -> None:
+    """A loop over seeds must stop, and a scheduler must not see success."""
+
+    def send(run: Any) -> None:
+        if run.env_steps == 64:
+            os.kill(os.getpid(), signal.Signals[name])
+
+    config = a_config(tmp_path, checkpoint_every=0, eval_every=0)
+    number = signal.Signals[name]
+    before = signal.getsignal(number)
+    signal.signal(number, signal.SIG_DFL if name == "SIGTERM" else signal.default_int_handler)
+    try:
+        if begun == "resume":
+            short = train(config.replace(total_timesteps=32), progress=False)
+            with pytest.raises(error) as caught:
+                resume(short.run_dir, total_timesteps=128, callback=send, progress=False)  # type: ignore[arg-type]
+        elif begun == "learn":
+            with pytest.raises(error) as caught:
+                PPO(config).learn(callback=send, progress=False, run_dir=tmp_path / "mine")
+        else:
+            with pytest.raises(error) as caught:
+                train(config, callback=send, progress=False)
+    finally:
+        signal.signal(number, before)
+    run = RunDirectory(tmp_path / "mine") if begun == "learn" else find_runs(tmp_path)[0]
+    assert run.status() == "stopped"
+    saved = run.path / "checkpoints" / "step_64"
+    assert load_checkpoint(saved).metadata["env_steps"] == 64
+    assert f"saved: {saved}" in caught.value.__notes__[0]
+    if error is SystemExit:
+        assert caught.value.code == 128 + signal.SIGTERM
+    assert resume(run.path, progress=False).env_steps == 128
+
+
+def test_a_signal_without_a_run_directory_saves_nothing_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    def send(run: Any) -> None:
+        if run.env_steps == 64:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    agent = PPO(TrainConfig(**TINY))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        agent.learn(callback=send, progress=False)
+    assert agent.num_timesteps == 64
+    said = capsys.readouterr().err
+    assert "nothing is written" in said
+    assert "sav" not in said
+    assert "nothing is written" in caught.value.__notes__[0]
+    result = agent.learn(64, progress=False)  # the agent is as after any iteration
+    assert (result.env_steps, result.interrupted) == (128, False)
+    agent.close()
+
+
+def test_a_program_with_its_own_handler_gets_the_signal_after_saving(tmp_path: Path) -> None:
+    got: list[int] = []
+
+    def send(run: Any) -> None:
+        if run.env_steps == 64:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
+    try:
+        result = train(a_config(tmp_path, eval_every=0), callback=send, progress=False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert got == [signal.SIGTERM]
+    assert (result.env_steps, result.interrupted) == (64, True)
+
+
+def test_a_wrong_on_signal_is_refused_before_work() -> None:
+    with pytest.raises(ConfigError, match="on_signal: got 'quiet', accepted: raise, return"):
+        PPO(TrainConfig(**TINY)).learn(on_signal="quiet")  # type: ignore[arg-type]
 
 
 def test_ctrl_c_in_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -591,7 +666,7 @@ def test_a_missing_extra_is_found_before_a_run_directory_is_made(
 
     for module in (video, wandb, mlflow):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=rf"pip install 'rl-training\[{extra}\]'"):
+    with pytest.raises(MissingExtraError, match=rf"pip install '.\[{extra}\]'"):
         train(a_config(tmp_path, **settings), progress=False)
     assert os.listdir(tmp_path) == []
 
@@ -659,6 +734,7 @@ def test_a_film_that_a_signal_stopped_is_made_after_the_resume(tmp_path: Path) -
         return Filmed(gym.make("CartPole-v1", render_mode=mode))
 
     settings: dict[str, Any] = {"env": make, "eval_env": lambda: make("rgb_array"), "progress": False}
+    settings["on_signal"] = "return"
     result = train(a_config(tmp_path, video_every=64, eval_every=0), **settings)
     assert (result.env_steps, result.interrupted) == (64, True)
     resumed = resume(result.run_dir, **settings)

@@ -410,7 +410,7 @@ def test_doctor(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_command, "find_spec", lambda name: None)
     assert cli("doctor") == 0
     for extra in ("atari", "box2d", "export", "hub", "mlflow", "mujoco", "video", "wandb"):
-        assert f"missing; pip install 'rl-training[{extra}]'" in cli.out
+        assert f"missing; pip install '.[{extra}]'" in cli.out
     monkeypatch.setattr(doctor_command, "find_spec", lambda name: object())
     assert cli("doctor") == 0
     assert "missing" not in cli.out

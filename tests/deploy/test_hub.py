@@ -214,7 +214,7 @@ def test_errors_say_what_to_do(fake: FakeHub, agent: Agent, tmp_path: Path, monk
         hub.download(REPO, tmp_path / "there")
     monkeypatch.setattr(hub, "find_spec", lambda name: None)
     for call in (lambda: agent.push_to_hub(REPO), lambda: load_from_hub(REPO)):
-        with pytest.raises(MissingExtraError, match=r"pip install 'rl-training\[hub\]'"):
+        with pytest.raises(MissingExtraError, match=r"pip install '.\[hub\]'"):
             call()
 
 

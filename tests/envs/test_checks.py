@@ -513,8 +513,14 @@ def with_spec(env: gym.Env[Any, Any], max_episode_steps: int) -> gym.Env[Any, An
 
 
 def test_an_environment_without_end() -> None:
-    assert problems(Endless, num_steps=300) == []
-    assert any("TimeLimit" in note for note in notes(Endless, "episodes", num_steps=300))
+    (warning,) = [finding for finding in check_env(Endless, num_steps=300) if finding.level == "warning"]
+    assert (warning.topic, "TimeLimit" in warning.message) == ("time limit", True)
+
+
+@pytest.mark.parametrize(("env_id", "warned"), [("CliffWalking-v1", True), ("CartPole-v1", False)])
+def test_an_id_without_a_time_limit(env_id: str, warned: bool) -> None:
+    found = [finding.topic for finding in check_env(env_id) if finding.level != "info"]
+    assert found == ["time limit"] * warned
 
 
 def test_a_time_limit_that_truncates_is_fine() -> None:

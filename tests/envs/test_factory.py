@@ -85,7 +85,7 @@ class TestOneEnvironment:
             raise gym.error.DependencyNotInstalled(message)
 
         monkeypatch.setattr(gym, "make", make)
-        with pytest.raises(MissingExtraError, match=rf"'Some-v1'.*pip install 'rl-training\[{extra}\]'"):
+        with pytest.raises(MissingExtraError, match=rf"'Some-v1'.*pip install '.\[{extra}\]'"):
             make_env("Some-v1")
 
     @pytest.mark.parametrize(

@@ -301,11 +301,11 @@ def stopped_in_evaluations(config, stops):
     """A run that gets signals at these steps of its evaluations, and where it stopped each time."""
     Signalling.steps, Signalling.stops = 0, stops
     places = []
-    result = train(config, eval_env=signalling, progress=False)
+    result = train(config, eval_env=signalling, progress=False, on_signal="return")
     while result.interrupted:
         places.append((result.env_steps, result.stop_reason))
         assert (result.final_evaluation, RunDirectory(result.run_dir).status()) == (None, "stopped")
-        result = resume(result.run_dir, eval_env=signalling, progress=False)
+        result = resume(result.run_dir, eval_env=signalling, progress=False, on_signal="return")
     return result, places
 
 
@@ -340,7 +340,7 @@ def test_killed_after_an_evaluation_that_was_made_again(never_stopped, tmp_path)
     whole, _ = never_stopped
     config = EVALUATED.replace(output_dir=tmp_path)
     Signalling.steps, Signalling.stops = 0, (3,)
-    run = train(config, eval_env=signalling, progress=False).run_dir
+    run = train(config, eval_env=signalling, progress=False, on_signal="return").run_dir
     assert RunDirectory(run).evaluations() == []
     for _ in range(2):
         with pytest.raises(Crash):

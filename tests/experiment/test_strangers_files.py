@@ -21,9 +21,11 @@ from rl_training.cli import main
 from rl_training.contracts.errors import CheckpointError, ConfigError
 from rl_training.contracts.text import printable
 from rl_training.experiment import metadata
+from rl_training.experiment.build import resolve_device
 from rl_training.experiment.checkpointing import checkpoints_of
 from rl_training.experiment.config import Layer, resolve
 from rl_training.experiment.files import open_file, refuse_links
+from rl_training.experiment.lock import lock_owner, run_lock
 from rl_training.experiment.runs import RunDirectory
 from rl_training.experiment.yaml_io import dump_yaml, parse_yaml, read_yaml
 from rl_training.zoo import worker
@@ -399,3 +401,44 @@ def test_settings_hold_no_control_characters(run: Path, capsys: pytest.CaptureFi
     out, err = capsys.readouterr()
     assert "expected text without control characters" in err
     assert "\x1b" not in out + err
+
+
+# Settings beyond any machine
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_envs": 10**6}, "num_envs: must be >= 1 and <= 65,536, got 1000000"),
+        ({"eval_episodes": 10**12}, "eval_episodes: must be >= 1 and <= 1,000,000"),
+        ({"num_threads": 10**6}, "num_threads: must be >= 1 and <= 1,024"),
+        ({"algorithm": {"num_steps": 10**12}}, "num_steps: must be >= 1 and <= 1,000,000"),
+        ({"algorithm": {"num_epochs": 10**9}}, "num_epochs: must be"),
+        ({"algorithm": {"network": {"actor_sizes": [10**7]}}}, "actor_sizes: must be >= 1 and <= 16,384"),
+        ({"algorithm": {"network": {"critic_sizes": [8] * 10_000}}}, "critic_sizes: must have at most 100 entries"),
+    ],
+)
+def test_settings_beyond_any_machine_are_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig(algo="ppo", env_id="CartPole-v1", **changes)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["meta", "hpu", "privateuseone", "cuda:99", "nonsense"])
+def test_devices_that_compute_nothing_are_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"device: '{device}' is not available here: .+"):
+        resolve_device(device)
+
+
+def test_a_number_of_a_million_digits_is_read_in_time() -> None:
+    began = time.monotonic()
+    for text in ("1" * 10**5 + "x", "1." + "_" * 10**5 + "x", "1_" * 10**5 + ".x", "1e" + "5" * 10**5 + "x"):
+        assert parse_yaml(f"a: {text}", "file") == {"a": text}
+    assert time.monotonic() - began < 10
+
+
+def test_a_lock_that_links_to_itself(tmp_path: Path) -> None:
+    os.symlink(tmp_path / ".lock", tmp_path / ".lock")
+    with pytest.raises(CheckpointError, match="Too many levels of symbolic links"), run_lock(tmp_path):
+        pass
+    assert lock_owner(tmp_path) is None

@@ -168,7 +168,7 @@ def test_core_alone_has_the_zoo_but_for_statistics_and_plots(core_only: str, tmp
     report = json.dumps(["plot", str(tmp_path)])
     code = HIDE + "from rl_training.cli import main\nprint('code', main(json.loads(sys.argv.pop(1))))"
     refused = run_python(code, core_only, report, cwd=tmp_path)
-    assert "pip install 'rl-training[plot]'" in refused
+    assert "pip install '.[plot]'" in refused
     assert "code 2" in refused
 
 

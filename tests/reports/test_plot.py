@@ -218,7 +218,7 @@ def test_what_cannot_work_is_refused(plot: Any, suite: Path, tmp_path: Path) -> 
 
 def test_without_the_extra_it_says_what_to_install(plot: Any, suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "find_spec", lambda name: None if name == "plotly" else object())
-    assert "pip install 'rl-training[plot]'" in refused(plot(suite))
+    assert "pip install '.[plot]'" in refused(plot(suite))
 
 
 def test_names_from_files_are_shown_as_they_are(plot: Any, tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ def test_without_the_extra_filming_says_what_to_install(
     report: Any, run_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(video, "find_spec", lambda name: None)
-    assert "pip install 'rl-training[video]'" in refused(report(run_copy, "--video"))
+    assert "pip install '.[video]'" in refused(report(run_copy, "--video"))
     assert report(run_copy)[0] == 0, "an existing video is shown without it"
 
 
@@ -408,7 +408,7 @@ def test_what_cannot_work_is_refused(report: Any, suite: Path, tmp_path: Path, m
     (tmp_path / "file").write_text("")
     assert "cannot be written" in refused(report(suite / "ppo-0", "--output", tmp_path / "file" / "page.html"))
     monkeypatch.setattr(curves, "find_spec", lambda name: None)
-    assert "pip install 'rl-training[plot]'" in refused(report(suite / "ppo-0"))
+    assert "pip install '.[plot]'" in refused(report(suite / "ppo-0"))
 
 
 def test_curves_of_training_episodes_are_dashed(report: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from rl_training import PPO
+from rl_training import PPO, TrainConfig
 from rl_training.contracts.algorithm import ActOutput
 from rl_training.contracts.batches import EvaluationResult
 from rl_training.contracts.errors import ConfigError
@@ -240,3 +240,63 @@ def test_results_sum_themselves_up():
     assert result.success_rate == pytest.approx(2 / 3)
     assert result.as_dict()["returns"] == [1.0, 2.0, 6.0]
     assert "success_rate" not in EvaluationResult([1.0], [1]).as_dict()
+
+
+# Episodes without end
+
+
+class Endless(Fixed):
+    """Ends by itself only after `length` steps; every step pays 1."""
+
+    def step(self, action):
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, 1.0, terminated, truncated, info
+
+
+@modes
+def test_an_episode_without_end_is_truncated_and_counted(mode):
+    vector = SyncVectorEnv([lambda: Endless(10**9)] * 2, autoreset_mode=mode)
+    evaluator = make_evaluator(vector, max_steps=5)
+    with pytest.warns(UserWarning, match=r"3 of 3 evaluation episodes .* after 5 steps \(eval_max_steps\)"):
+        result = evaluator.evaluate(Recorder(), 3)
+    assert (result.returns, result.lengths, result.num_cut) == ([5.0] * 3, [5] * 3, 3)
+    assert result.as_dict()["num_cut"] == 3
+
+
+@modes
+def test_other_episodes_are_whole_beside_truncated_ones(mode):
+    """The second environment's episodes end by themselves, one step after the first one's are cut."""
+    vector = SyncVectorEnv([lambda: Endless(10**9), lambda: Endless(3)], autoreset_mode=mode)
+    with pytest.warns(UserWarning, match="2 of 4"):
+        result = make_evaluator(vector, max_steps=5).evaluate(Recorder(), 4)
+    assert (sorted(result.lengths), result.num_cut) == ([3, 3, 5, 5], 2)
+
+
+@modes
+def test_an_episode_that_ends_at_the_limit_is_not_cut(mode):
+    vector = SyncVectorEnv([lambda: Endless(5)], autoreset_mode=mode)
+    result = make_evaluator(vector, max_steps=5).evaluate(Recorder(), 3)
+    assert (result.lengths, result.num_cut) == ([5, 5, 5], 0)
+
+
+@modes
+def test_the_end_of_a_truncated_episode_is_not_counted_again(mode):
+    """It ends after 7 steps, when the other environment still plays."""
+    vector = SyncVectorEnv([lambda: Endless(7), lambda: Endless(4)], autoreset_mode=mode)
+    with pytest.warns(UserWarning, match="eval_max_steps"):
+        result = make_evaluator(vector, max_steps=5).evaluate(Recorder(), 6)
+    assert (sorted(result.lengths), result.num_cut) == ([4, 4, 4, 5, 5, 5], 3)
+
+
+def test_an_id_without_a_time_limit_trains_and_evaluates(tmp_path):
+    """CliffWalking pays -1 per step, and a deterministic untrained policy never arrives."""
+    settings = {"num_envs": 2, "total_timesteps": 64, "eval_every": 32, "eval_episodes": 3, "eval_max_steps": 20}
+    agent = PPO("CliffWalking-v1", **{**SMALL, **settings})
+    with pytest.warns(UserWarning, match="eval_max_steps"):
+        result = agent.learn(progress=False, run_dir=tmp_path / "run")
+    assert result.stop_reason == "finished"
+    assert result.final_evaluation.num_cut > 0
+    assert max(result.final_evaluation.lengths) <= 20
+    assert PPO("CliffWalking-v1").config.eval_max_steps == 10_000
+    game = TrainConfig(algo="ppo", env_id="ALE/Pong-v5", atari={"frame_skip": 2})
+    assert game.eval_max_steps == 54_000

@@ -485,7 +485,7 @@ def test_sigterm_to_the_process_group_saves(tmp_path: Path, moment: str) -> None
         out, error = process.communicate(timeout=60)
         assert time.monotonic() - began < 15
         assert process.returncode == 128 + signal.SIGTERM, error
-        assert "to go on:" in out
+        assert "to continue:" in out
     finally:
         for pid in processes_of(process.pid):
             os.kill(pid, signal.SIGKILL)
@@ -639,6 +639,6 @@ def test_missing_extras(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for extra, (code, error) in json.loads(done.stdout.splitlines()[-1]).items():
         assert code == 2, (extra, error)
-        assert f"pip install 'rl-training[{extra}]'" in error
+        assert f"pip install '.[{extra}]'" in error
         assert "Traceback" not in error
     assert not (tmp_path / "runs").exists(), "nothing is left behind"

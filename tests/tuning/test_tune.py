@@ -151,7 +151,7 @@ def test_an_environment_that_no_trial_could_use_is_refused(tmp_path: Path, algo:
 
 def test_the_extra_is_named_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'rl-training\[tune\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install '.\[tune\]'"):
         tune(TuneConfig("ppo", "CartPole-v1"))
 
 

@@ -30,7 +30,9 @@ class A2CConfig(ActorCriticConfig):
     the same `vf_coef` gives it half the weight.
     """
 
-    num_steps: int = setting(5, "Steps of each environment per rollout.", ge=1, search=choices(5, 8, 16, 32, 64))
+    num_steps: int = setting(
+        5, "Steps of each environment per rollout.", ge=1, le=1_000_000, search=choices(5, 8, 16, 32, 64)
+    )
     learning_rate: ScheduleOrFloat = setting(
         7e-4, "Learning rate, a number or a schedule.", ge=0, search=log_uniform(1e-5, 1e-2)
     )

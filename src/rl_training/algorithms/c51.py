@@ -22,7 +22,7 @@ from rl_training.policies.q_networks import CategoricalQNetwork
 class C51Config(QLearningConfig):
     """Settings of C51. Choose `v_min` and `v_max` so that all discounted returns lie between them."""
 
-    num_atoms: int = setting(51, "Number of atoms per action.", ge=2)
+    num_atoms: int = setting(51, "Number of atoms per action.", ge=2, le=100_000)
     v_min: float = setting(-10.0, "Lowest atom; lower returns are clipped to it.")
     v_max: float = setting(10.0, "Highest atom; higher returns are clipped to it.")
 

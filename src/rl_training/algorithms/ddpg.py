@@ -16,7 +16,9 @@ from rl_training.contracts.spec import AlgorithmSpec, Regime
 class DDPGConfig(TD3Config):
     """Settings of DDPG. Exploration uses Gaussian noise; the paper uses `noise.kind: ou`, `noise.std: 0.2`."""
 
-    num_critics: int = setting(1, "Number of critics; targets use their minimum, the actor uses the first.", ge=1)
+    num_critics: int = setting(
+        1, "Number of critics; targets use their minimum, the actor uses the first.", ge=1, le=1_000
+    )
     policy_delay: int = setting(
         1,
         "Gradient steps of the critics per update of the actor and the target networks.",

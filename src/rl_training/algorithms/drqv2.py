@@ -45,7 +45,9 @@ class DrQv2Config(OffPolicyActorCriticConfig):
         ge=0,
         search=choices(0.25, 0.5, 1.0),
     )
-    n_step: int = setting(3, "Rewards summed before bootstrapping (n-step returns).", ge=1, search=choices(1, 3, 5))
+    n_step: int = setting(
+        3, "Rewards summed before bootstrapping (n-step returns).", ge=1, le=10_000, search=choices(1, 3, 5)
+    )
     learning_rate: ScheduleOrFloat = setting(
         1e-4, "Learning rate of the actor, a number or a schedule.", ge=0, search=log_uniform(1e-5, 1e-3)
     )
@@ -56,7 +58,9 @@ class DrQv2Config(OffPolicyActorCriticConfig):
         le=1,
         search=log_uniform(1e-3, 0.1),
     )
-    shift: int = setting(4, "Largest random shift of images in each direction, in pixels (4 suits 84 x 84).", ge=0)
+    shift: int = setting(
+        4, "Largest random shift of images in each direction, in pixels (4 suits 84 x 84).", ge=0, le=1_000
+    )
     noise_clip: float = setting(
         0.3, "Clip range of the action noise in updates; its standard deviation is noise.std.", ge=0
     )

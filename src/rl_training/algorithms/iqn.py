@@ -24,13 +24,15 @@ class IQNConfig(QLearningConfig):
     """Settings of IQN."""
 
     num_fractions: int = setting(
-        64, "Quantile fractions sampled for the prediction.", ge=1, search=choices(8, 16, 32, 64)
+        64, "Quantile fractions sampled for the prediction.", ge=1, le=100_000, search=choices(8, 16, 32, 64)
     )
     num_target_fractions: int = setting(
-        64, "Quantile fractions sampled for the target.", ge=1, search=choices(8, 16, 32, 64)
+        64, "Quantile fractions sampled for the target.", ge=1, le=100_000, search=choices(8, 16, 32, 64)
     )
-    num_greedy_fractions: int = setting(32, "Quantile fractions averaged to an action value when acting.", ge=1)
-    embedding_size: int = setting(64, "Number of cosines in the embedding of a quantile fraction.", ge=1)
+    num_greedy_fractions: int = setting(
+        32, "Quantile fractions averaged to an action value when acting.", ge=1, le=100_000
+    )
+    embedding_size: int = setting(64, "Number of cosines in the embedding of a quantile fraction.", ge=1, le=16_384)
     kappa: float = setting(1.0, "Threshold of the quantile Huber loss: quadratic below, linear above.", gt=0)
 
 

@@ -40,9 +40,12 @@ class PPOConfig(ActorCriticConfig):
         64,
         "Minibatch size in transitions (each rollout is split into equal parts of about this size).",
         ge=1,
+        le=10_000_000,
         search=choices(32, 64, 128, 256, 512),
     )
-    num_epochs: int = setting(10, "Epochs (passes over each rollout).", ge=1, search=choices(1, 3, 5, 10, 20))
+    num_epochs: int = setting(
+        10, "Epochs (passes over each rollout).", ge=1, le=10_000, search=choices(1, 3, 5, 10, 20)
+    )
     clip_coef: ScheduleOrFloat = setting(
         0.2, "Clip range of the probability ratio, a number or a schedule.", gt=0, search=uniform(0.1, 0.4)
     )

@@ -22,7 +22,9 @@ from rl_training.policies.q_networks import QuantileQNetwork
 class QRDQNConfig(QLearningConfig):
     """Settings of QR-DQN."""
 
-    num_quantiles: int = setting(200, "Number of quantiles per action.", ge=1, search=choices(25, 50, 100, 200))
+    num_quantiles: int = setting(
+        200, "Number of quantiles per action.", ge=1, le=100_000, search=choices(25, 50, 100, 200)
+    )
     kappa: float = setting(1.0, "Threshold of the quantile Huber loss: quadratic below, linear above.", gt=0)
 
 

@@ -17,7 +17,9 @@ from rl_training.contracts.spec import AlgorithmSpec, Regime
 class RainbowConfig(C51Config):
     """Settings of Rainbow: those of C51, with all improvements enabled and the paper's values for them."""
 
-    n_step: int = setting(3, "Rewards summed before bootstrapping (n-step returns).", ge=1, search=choices(1, 3, 5, 10))
+    n_step: int = setting(
+        3, "Rewards summed before bootstrapping (n-step returns).", ge=1, le=10_000, search=choices(1, 3, 5, 10)
+    )
     prioritized: bool = setting(True, "Prioritised replay: sample transitions in proportion to their last TD error.")
     priority_exponent: float = setting(
         0.5, "Priority exponent: 0 is uniform sampling, 1 is proportional to the error.", ge=0, search=uniform(0.2, 0.8)

@@ -47,17 +47,21 @@ class TRPOConfig(AdvantageConfig):
         gt=0,
         search=log_uniform(1e-3, 0.1),
     )
-    cg_iterations: int = setting(15, "Iterations of the conjugate gradient method.", ge=1, search=integers(5, 30))
+    cg_iterations: int = setting(
+        15, "Iterations of the conjugate gradient method.", ge=1, le=10_000, search=integers(5, 30)
+    )
     cg_damping: float = setting(
         0.1, "Damping: added to the diagonal of the Fisher matrix.", ge=0, search=log_uniform(1e-3, 0.5)
     )
-    line_search_tries: int = setting(10, "Step sizes that the line search tries.", ge=1)
+    line_search_tries: int = setting(10, "Step sizes that the line search tries.", ge=1, le=10_000)
     line_search_shrink: float = setting(
         0.8, "Factor between step sizes of the line search.", gt=0, lt=1, search=uniform(0.5, 0.9)
     )
-    critic_epochs: int = setting(10, "Epochs of the critic (passes over each rollout).", ge=1, search=integers(5, 30))
+    critic_epochs: int = setting(
+        10, "Epochs of the critic (passes over each rollout).", ge=1, le=10_000, search=integers(5, 30)
+    )
     minibatch_size: int = setting(
-        128, "Transitions per gradient step of the critic.", ge=1, search=choices(32, 64, 128, 256, 512)
+        128, "Transitions per gradient step of the critic.", ge=1, le=10_000_000, search=choices(32, 64, 128, 256, 512)
     )
 
     def rows_per_update(self, num_envs: int) -> int:

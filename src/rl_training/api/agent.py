@@ -18,6 +18,8 @@ from gymnasium.vector import VectorEnv
 from rl_training.algorithms.registry import get_spec
 from rl_training.api.session import (
     Callbacks,
+    OnSignal,
+    check_on_signal,
     describe_environment,
     require_data,
     run_experiment,
@@ -36,6 +38,7 @@ from rl_training.deploy.fitted_q import FQEConfig
 from rl_training.deploy.hub import CARD, VIDEO, download, model_card, require_hub, upload
 from rl_training.deploy.off_policy_evaluation import Method, PolicyValue, estimate_value
 from rl_training.deploy.video import recorder, require_video
+from rl_training.envs.advice import require_env_like
 from rl_training.envs.factory import EnvLike, describe_env
 from rl_training.envs.masks import has_choice, mask_size
 from rl_training.experiment.build import Experiment, build_experiment
@@ -77,8 +80,16 @@ class Agent:
     algo: ClassVar[str] = ""
 
     def __init__(
-        self, env: EnvLike | TrainConfig | None = None, *, eval_env: EnvLike | None = None, **settings: Any
+        self, env: EnvLike | TrainConfig | None = None, *more: Any, eval_env: EnvLike | None = None, **settings: Any
     ) -> None:
+        if more:
+            name = type(self).__name__
+            raise ConfigError(
+                f"{name} takes one positional argument, the environment, got {1 + len(more)}: {name}(env, seed=1). "
+                "There is no policy name such as 'MlpPolicy': networks follow from the observation space"
+            )
+        if not isinstance(env, TrainConfig):
+            require_env_like(env)
         if isinstance(env, TrainConfig):
             config, given = _override(env, settings, self.algo), None
             if config.algo != self.algo:
@@ -156,16 +167,20 @@ class Agent:
         callback: Callbacks = None,
         progress: bool = True,
         run_dir: str | Path | None = None,
+        on_signal: OnSignal = "raise",
     ) -> TrainResult:
         """Train for this many more steps (default: the config's). Writes nothing unless `run_dir` is given.
 
-        The first call sets the horizon of schedules.
+        The first call sets the horizon of schedules. SIGINT (Ctrl-C) and SIGTERM end the training after the current
+        iteration, with a checkpoint if there is a `run_dir`; then `KeyboardInterrupt` is raised, or the process ends.
+        With `on_signal="return"`, the result is returned instead.
         """
+        check_on_signal(on_signal)
         more = _whole("total_timesteps", self.config.total_timesteps if total_timesteps is None else total_timesteps)
         self._require_whole()
         if isinstance(self._experiment.trainer, OfflineTrainer):
             self._begin_phase(self.config.replace(online=True), self._given_data())
-        return self._run(more, callback, progress, run_dir)
+        return self._run(more, callback, progress, run_dir, on_signal)
 
     def learn_offline(
         self,
@@ -175,6 +190,7 @@ class Agent:
         callback: Callbacks = None,
         progress: bool = True,
         run_dir: str | Path | None = None,
+        on_signal: OnSignal = "raise",
     ) -> TrainResult:
         """Make this many more gradient steps on recorded data, without the environment.
 
@@ -186,6 +202,7 @@ class Agent:
             >>> agent.learn_offline("pendulum.npz", 50_000)  # doctest: +SKIP
             >>> agent.learn(10_000)  # doctest: +SKIP
         """
+        check_on_signal(on_signal)
         more = _whole("total_updates", (self.config.total_updates or None) if total_updates is None else total_updates)
         self._require_whole()
         given = dataset if isinstance(dataset, Dataset) else None
@@ -196,7 +213,7 @@ class Agent:
             named = {} if dataset is None or given is not None else {"dataset": str(dataset)}
             config = self.config.replace(online=False, total_updates=more, **named)
             self._begin_phase(config, given or (self._given_data() if dataset is None else None))
-        return self._run(more, callback, progress, run_dir)
+        return self._run(more, callback, progress, run_dir, on_signal)
 
     def _given_data(self) -> Dataset | None:
         data = self._experiment.data
@@ -218,7 +235,9 @@ class Agent:
         old.close()
         self._experiment = new
 
-    def _run(self, more: int, callback: Callbacks, progress: bool, run_dir: str | Path | None) -> TrainResult:
+    def _run(
+        self, more: int, callback: Callbacks, progress: bool, run_dir: str | Path | None, on_signal: OnSignal
+    ) -> TrainResult:
         require_data(self._experiment)
         position = self._experiment.trainer.position
         directory = None
@@ -229,7 +248,14 @@ class Agent:
         with nullcontext() if directory is None else run_lock(directory.path):
             if directory is not None:
                 directory.recover()
-            return run_experiment(self._experiment, total, run_dir=directory, callback=callback, progress=progress)
+            return run_experiment(
+                self._experiment,
+                total,
+                run_dir=directory,
+                callback=callback,
+                progress=progress,
+                on_signal=on_signal,
+            )
 
     def predict(
         self,

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from rl_training.contracts.errors import CheckpointError, ConfigError
 from rl_training.contracts.random import draw_seed, random_stream
@@ -86,6 +86,13 @@ from rl_training.runtime.threads import using_threads
 from rl_training.runtime.trainer import Trainer, TrainResult
 
 Callbacks = CallbackLike | Sequence[CallbackLike] | None
+OnSignal = Literal["raise", "return"]
+"""What happens after a signal (SIGINT, SIGTERM) has ended a run and everything is saved.
+
+`raise`: the program gets the signal, as without training: its own handler is called; without one, SIGINT raises
+`KeyboardInterrupt` and SIGTERM ends the process (`SystemExit`, exit code 143). `return`: the call returns normally, and
+`TrainResult.interrupted` says that the run is not complete.
+"""
 
 
 def train(
@@ -96,8 +103,12 @@ def train(
     callback: Callbacks = None,
     progress: bool = True,
     profile: bool = False,
+    on_signal: OnSignal = "raise",
 ) -> TrainResult:
     """Train from a config, in a new run directory below `config.output_dir`.
+
+    SIGINT (Ctrl-C) and SIGTERM end the run after the current iteration, with a checkpoint. `KeyboardInterrupt` is then
+    raised, or the process ends; with `on_signal="return"`, the result is returned instead (see `OnSignal`).
 
     With `profile`, the run directory gets a table of the time per part (`profile.json`), and a trace of the first
     spans for chrome://tracing and Perfetto (`trace.json`).
@@ -106,6 +117,7 @@ def train(
         >>> result = train(TrainConfig(algo="ppo", env_id="CartPole-v1"))  # doctest: +SKIP
         >>> result.checkpoint_path, result.metrics["global_step"]  # doctest: +SKIP
     """
+    check_on_signal(on_signal)
     experiment = build_experiment(config, env, eval_env)
     config = experiment.config
     try:
@@ -122,6 +134,7 @@ def train(
                 callback=callback,
                 progress=progress,
                 profiler=Profiler() if profile else None,
+                on_signal=on_signal,
             )
     finally:
         experiment.close()
@@ -138,6 +151,7 @@ def resume(
     progress: bool = True,
     trust: bool = False,
     learner_only: bool = False,
+    on_signal: OnSignal = "raise",
     **changes: Any,
 ) -> TrainResult:
     """Continue a run from its newest valid checkpoint, in the same run directory.
@@ -146,8 +160,9 @@ def resume(
     import (`package:Env-v0`) and to log to W&B or MLflow. With `learner_only`, the replay and unfinished episodes
     are not read: the run continues from the weights and optimizer of its newest checkpoint even if these are damaged.
     `online` ends the offline phase of a run: it goes on in its environment for `total_timesteps` steps.
-    Other settings that may change (`eval_every`, `device`, ...) are keyword arguments.
+    `on_signal` is as for `train`. Other settings that may change (`eval_every`, `device`, ...) are keyword arguments.
     """
+    check_on_signal(on_signal)
     run_dir = RunDirectory(Path(path))
     run_dir.require()
     if total_timesteps is not None:
@@ -182,6 +197,7 @@ def resume(
                 callback=callback,
                 progress=progress,
                 learner_only=learner_only,
+                on_signal=on_signal,
             )
         finally:
             experiment.close()
@@ -346,6 +362,7 @@ def run_experiment(
     progress: bool = True,
     profiler: Profiler | None = None,
     learner_only: bool = False,
+    on_signal: OnSignal = "raise",
 ) -> TrainResult:
     """Train until the position `end`. All files go to the run directory; without one, nothing is written."""
     config, trainer = experiment.config, experiment.trainer
@@ -379,7 +396,7 @@ def run_experiment(
         callbacks = _callbacks(experiment, run_dir, user, progress)
         with (
             using_threads(config.num_threads),
-            _stop_on_signals(trainer),
+            _stop_on_signals(trainer, None if run_dir is None else run_dir.path),
             _profiled(experiment, callbacks, profiler, run_dir),
         ):
             if said:  # from here on, the run saves on a signal
@@ -398,7 +415,29 @@ def run_experiment(
             _record_end(run_dir, experiment, result)
         except UnwritableError as error:
             warnings.warn(f"the run has ended and is saved, but its status could not be written: {error}", stacklevel=2)
+    if trainer.signal is not None and on_signal == "raise":
+        _pass_on(trainer.signal, result)
     return result
+
+
+def check_on_signal(value: Any) -> None:
+    """Refuse a value that is not one of `OnSignal`."""
+    if value not in get_args(OnSignal):
+        raise ConfigError(f"on_signal: got {value!r}, accepted: {', '.join(get_args(OnSignal))}")
+
+
+def _pass_on(name: str, result: TrainResult) -> None:
+    """Give a signal to the program: to its own handler, otherwise as KeyboardInterrupt or the end of the process."""
+    number = signal.Signals[name]
+    handler = signal.getsignal(number)
+    try:
+        if not callable(handler):
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        handler(number, None)
+    except (KeyboardInterrupt, SystemExit) as error:
+        saved = f"saved: {result.checkpoint_path}" if result.run_dir is not None else NOT_SAVED
+        error.add_note(f"{name} ended the training after {result.env_steps:,} steps; {saved}")
+        raise
 
 
 def _with_end(experiment: Experiment, end: int) -> TrainConfig:
@@ -574,8 +613,11 @@ def _file_callbacks(experiment: Experiment, run_dir: RunDirectory) -> list[Callb
     return callbacks
 
 
+NOT_SAVED = "nothing is written without run_dir; the agent in memory has learned up to here"
+
+
 @contextmanager
-def _stop_on_signals(trainer: Trainer) -> Iterator[None]:
+def _stop_on_signals(trainer: Trainer, run_dir: Path | None) -> Iterator[None]:
     """The first SIGINT or SIGTERM ends the run after this iteration or evaluation; a second SIGINT ends it at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -585,7 +627,8 @@ def _stop_on_signals(trainer: Trainer) -> Iterator[None]:
         name = signal.Signals(number).name
         trainer.interrupt(name)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        print(f"\n{name}: finishing this iteration and saving; press again to stop immediately", file=sys.stderr)
+        saving = NOT_SAVED if run_dir is None else f"then saving to {run_dir}"
+        _say(f"\n{name}: finishing this iteration, {saving}; Ctrl-C stops immediately")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

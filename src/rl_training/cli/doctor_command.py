@@ -65,7 +65,7 @@ def run(args: list[str]) -> int:
         _show_acceleration(options.run)
     for extra, modules in EXTRAS.items():
         missing = [module for module in modules if find_spec(module) is None]
-        state = f"missing; pip install 'rl-training[{extra}]'" if missing else "installed"
+        state = f"missing; pip install '.[{extra}]'" if missing else "installed"
         print(f"extra {extra:<8} {state}")
     for line in plugin_lines():
         print(line)

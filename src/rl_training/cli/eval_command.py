@@ -66,6 +66,8 @@ def run(args: list[str]) -> int:
         f"from {min(result.returns):.2f} to {max(result.returns):.2f}"
     )
     print(f"mean length {sum(result.lengths) / len(result.lengths):.1f}")
+    if result.num_cut:
+        print(f"{result.num_cut} episodes truncated after {agent.config.eval_max_steps:,} steps (eval_max_steps)")
     if result.success_rate is not None:
         print(f"success rate {result.success_rate:.2f}")
     if options.video:

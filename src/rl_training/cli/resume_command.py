@@ -41,5 +41,12 @@ def run(args: list[str]) -> int:
     base = read_config(path / CONFIG, trust=True)  # read only: `resume` checks trust
     changes = parsing.parse_changes(base, options, prog="rl-training resume", description=DESCRIPTION)
     changes |= {name: f"--no-{name}" not in options for name in NETWORK_LOGGERS if name in said(options)}
-    result = resume(path, progress=not known.quiet, trust=known.trust, learner_only=known.learner_only, **changes)
+    result = resume(
+        path,
+        progress=not known.quiet,
+        trust=known.trust,
+        learner_only=known.learner_only,
+        on_signal="return",
+        **changes,
+    )
     return report(result, has_env=bool(changes.get("env_id", base.env_id)))

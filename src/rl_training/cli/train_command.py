@@ -6,6 +6,7 @@ import argparse
 import shlex
 import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def run(args: list[str]) -> int:
         say(f"preset {preset.name}")
     else:
         say(printable(f"no preset for {config.algo} on {config.env_id}: using the defaults{_hint(config)}"))
-    result = train(config, progress=not quiet, profile=profile)
+    result = train(config, progress=not quiet, profile=profile, on_signal="return")
     return report(result, has_env=bool(config.env_id))
 
 
@@ -120,6 +121,8 @@ def report(result: TrainResult, *, has_env: bool = True) -> int:
     if result.final_evaluation is not None:
         final = result.final_evaluation
         print(f"evaluation: mean return {final.mean:.2f} +/- {final.std:.2f} over {len(final.returns)} episodes")
+        if final.num_cut:
+            print(f"truncated because they did not end: {final.num_cut} of these episodes (eval_max_steps)")
     if result.best_return is not None:
         print(f"best evaluation during training: {result.best_return:.2f}")
     print(f"run directory: {result.run_dir}")
@@ -129,6 +132,8 @@ def report(result: TrainResult, *, has_env: bool = True) -> int:
     elif not has_env:
         print(f"to evaluate:   rl-training eval {shlex.quote(str(result.run_dir))} --env-id <environment>")
     else:
-        print(f"to watch:      rl-training eval {shlex.quote(str(result.run_dir))} --render")
+        watch = " --render" if find_spec("pygame") else ""  # a core install cannot open a window
+        label = "to watch:   " if watch else "to evaluate:"
+        print(f"{label}   rl-training eval {shlex.quote(str(result.run_dir))}{watch}")
     sys.stdout.flush()
     return 128 + signal.Signals[result.stop_reason].value if result.interrupted else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -93,4 +92,4 @@ def report(result: TuneResult) -> int:
     if not result.interrupted:
         return 0
     print("to continue the study: run the same command again")
-    return 128 + signal.SIGINT
+    return 128 + result.signal

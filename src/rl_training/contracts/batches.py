@@ -168,11 +168,13 @@ class UpdateResult:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Returns and lengths of whole evaluation episodes."""
+    """Returns and lengths of evaluation episodes."""
 
     returns: list[float]
     lengths: list[int]
     successes: list[bool] = field(default_factory=list)
+    num_cut: int = 0
+    """Episodes that were truncated after `eval_max_steps` steps: their returns are those up to there."""
 
     @property
     def mean(self) -> float:
@@ -196,4 +198,6 @@ class EvaluationResult:
         }  # fmt: skip
         if self.successes:
             data["success_rate"] = self.success_rate
+        if self.num_cut:
+            data["num_cut"] = self.num_cut
         return data

@@ -49,4 +49,7 @@ class MissingExtraError(RLTrainingError):
     """An optional dependency that is not installed; the message names the extra to install."""
 
     def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(f"{feature} needs an optional dependency. Install it with: pip install 'rl-training[{extra}]'")
+        super().__init__(
+            f"{feature} needs an optional dependency. Install it in a clone of the repository with: "
+            f"pip install '.[{extra}]'"
+        )

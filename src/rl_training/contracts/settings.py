@@ -134,4 +134,5 @@ def range_problem(field: dataclasses.Field[Any], value: Any) -> str | None:
     bounds = [(*checks[key], float(field.metadata[key])) for key in checks if field.metadata.get(key) is not None]
     if all(holds(value, bound) for _, holds, bound in bounds):
         return None
-    return "must be " + " and ".join(f"{sign} {bound:g}" for sign, _, bound in bounds)
+    shown = [(sign, f"{bound:,.0f}" if bound.is_integer() else f"{bound:g}") for sign, _, bound in bounds]
+    return "must be " + " and ".join(f"{sign} {bound}" for sign, bound in shown)

@@ -79,7 +79,11 @@ class OnPolicyConfig(AlgorithmConfig):
     """Settings that every on-policy algorithm has."""
 
     num_steps: int = setting(
-        256, "Steps of each environment per rollout.", ge=1, search=choices(16, 32, 64, 128, 256, 512, 1024)
+        256,
+        "Steps of each environment per rollout.",
+        ge=1,
+        le=1_000_000,
+        search=choices(16, 32, 64, 128, 256, 512, 1024),
     )
 
     def rows_per_update(self, num_envs: int) -> int:

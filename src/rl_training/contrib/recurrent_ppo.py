@@ -32,11 +32,14 @@ from rl_training.policies.parameters import GradientStep, ParameterStore
 class RecurrentPPOConfig(PPOConfig):
     """Settings of RecurrentPPO: those of PPO, the recurrent network, and how rollouts are split into sequences."""
 
-    num_steps: int = setting(128, "Steps of each environment per rollout.", ge=1, search=choices(32, 64, 128, 256, 512))
+    num_steps: int = setting(
+        128, "Steps of each environment per rollout.", ge=1, le=1_000_000, search=choices(32, 64, 128, 256, 512)
+    )
     minibatch_size: int = setting(
         128,
         "Minibatch size in transitions, at least one sequence (rollouts are split into parts of about this size).",
         ge=1,
+        le=10_000_000,
         search=choices(64, 128, 256, 512),
     )
     sequence_length: int | None = setting(

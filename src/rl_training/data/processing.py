@@ -61,7 +61,7 @@ class DataConfig:
         "Further columns in `extras`: return_to_go, n_step_return (with n_step_discount), next_action.",
     )
     gamma: float = setting(1.0, "Discount factor in return_to_go and n_step_return.", ge=0, le=1)
-    n_step: int = setting(1, "Rewards in n_step_return.", ge=1)
+    n_step: int = setting(1, "Rewards in n_step_return.", ge=1, le=10_000)
     seed: int = setting(0, "Seed of down-sampling and of the split.", ge=0)
 
     def problems(self) -> list[str]:

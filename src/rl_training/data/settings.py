@@ -17,7 +17,9 @@ from rl_training.contracts.spec import AlgorithmConfig
 class BatchConfig(AlgorithmConfig):
     """Settings of every algorithm that samples transitions; those that learn from recorded data only need no more."""
 
-    batch_size: int = setting(256, "Transitions per gradient step.", ge=1, search=choices(64, 128, 256, 512))
+    batch_size: int = setting(
+        256, "Transitions per gradient step.", ge=1, le=1_000_000, search=choices(64, 128, 256, 512)
+    )
 
     def rows_per_update(self, num_envs: int) -> int:
         """See `AlgorithmConfig.rows_per_update`."""
@@ -30,7 +32,9 @@ class ReplayConfig(BatchConfig):
     """What is kept for learning, and how transitions are sampled from it."""
 
     buffer_size: int = setting(1_000_000, "Capacity of the replay buffer in transitions, over all environments.", ge=1)
-    n_step: int = setting(1, "Rewards summed before bootstrapping (n-step returns).", ge=1, search=choices(1, 3, 5))
+    n_step: int = setting(
+        1, "Rewards summed before bootstrapping (n-step returns).", ge=1, le=10_000, search=choices(1, 3, 5)
+    )
     prioritized: bool = setting(False, "Prioritised replay: sample transitions in proportion to their last TD error.")
     priority_exponent: float = setting(
         0.6, "Priority exponent: 0 is uniform sampling, 1 is proportional to the error.", ge=0
@@ -98,6 +102,7 @@ class OffPolicyConfig(ReplayConfig):
         1,
         "Steps of each environment between updates (one update may be several gradient steps).",
         ge=1,
+        le=1_000_000,
         search=choices(1, 4, 16, 64),
     )
     updates_per_step: float = setting(

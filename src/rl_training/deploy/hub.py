@@ -33,7 +33,7 @@ A {title} agent that plays `{env_id}`, trained with rl_training {version} for {s
 ## Use
 
 ```bash
-pip install 'rl-training[hub]'
+pip install '.[hub]'
 rl-training hub pull {repo_id} my-agent
 rl-training eval my-agent
 ```

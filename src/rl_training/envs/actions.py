@@ -45,8 +45,9 @@ class ActionMap:
         elif isinstance(space, spaces.Box):
             if box_actions != "clip" and not space.is_bounded("both"):
                 raise SpaceError(
-                    f"box_actions '{box_actions}' needs finite bounds, got {space}. Use 'clip', or wrap the "
-                    "environment so that its bounds are finite."
+                    f"box_actions '{box_actions}' needs finite bounds, got {space}. Give the environment finite ones: "
+                    "gymnasium.wrappers.TransformAction(env, lambda action: action, Box(low, high, shape)). "
+                    "PPO, A2C and TRPO also take infinite ones, with box_actions='clip'."
                 )
             # the width of an integer space does not fit into its own dtype: 127 - -128 in int8
             self._is_integer = np.issubdtype(space.dtype, np.integer)

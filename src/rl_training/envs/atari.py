@@ -45,12 +45,12 @@ SETTINGS = {
 class AtariConfig:
     """How Atari games (`ALE/*`) are played and shown. The defaults are the protocol of Mnih et al. (2015)."""
 
-    frame_skip: int = setting(4, "Frames for which each action is repeated (frame skip).", ge=1)
+    frame_skip: int = setting(4, "Frames for which each action is repeated (frame skip).", ge=1, le=1_000)
     max_pool: bool = setting(True, "Maximum over the last two frames, because sprites flicker.")
-    screen_size: int = setting(84, "Width and height of the images.", ge=1)
+    screen_size: int = setting(84, "Width and height of the images.", ge=1, le=4_096)
     grayscale: bool = setting(True, "Grayscale images instead of RGB.")
-    frame_stack: int = setting(4, "Frames stacked into one observation.", ge=1)
-    noop_max: int = setting(30, "Games begin with a random number of no-op frames, less than this.", ge=0)
+    frame_stack: int = setting(4, "Frames stacked into one observation.", ge=1, le=1_000)
+    noop_max: int = setting(30, "Games begin with a random number of no-op frames, less than this.", ge=0, le=100_000)
     fire_reset: bool = setting(True, "Press FIRE at the beginning of games that have it.")
     sticky_actions: float = setting(
         0.0,

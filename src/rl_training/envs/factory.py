@@ -7,6 +7,7 @@ import copy
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol
 
@@ -15,6 +16,7 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl_training.contracts.errors import ConfigError, EnvError, MissingExtraError, RLTrainingError
+from rl_training.envs.advice import require_env_like, require_single
 from rl_training.envs.atari import AtariConfig, is_atari, make_game, make_native_games
 from rl_training.envs.masks import ActionMask, CheckedMasks
 from rl_training.envs.sync import SequentialVectorEnv
@@ -103,6 +105,7 @@ def make_vector_env(
         >>> make_vector_env(TrainConfig(algo="ppo", env_id="CartPole-v1"), num_envs=4)
         SequentialVectorEnv(num_envs=4)
     """
+    require_env_like(env)
     count = cfg.num_envs if num_envs is None else num_envs
     if isinstance(env, VectorEnv):
         return CheckedMasks(env) if cfg.action_masks else env
@@ -127,7 +130,7 @@ def make_vector_env(
         given = env
 
         def make() -> SingleEnv:
-            return wrap_env(given(), cfg.wrappers, cfg.action_masks)
+            return wrap_env(require_single(given()), cfg.wrappers, cfg.action_masks)
 
     if cfg.vectorization == "async":
         make().close()  # a broken environment should fail here, with its own error, not in a worker
@@ -259,4 +262,10 @@ def _readable(env_id: str, kwargs: dict[str, Any], error: Exception | SystemExit
         return ConfigError(f"env_id: {error}")
     if isinstance(error, TypeError) and "unexpected keyword argument" in text:
         return ConfigError(f"env_kwargs: '{env_id}' does not accept these keyword arguments ({kwargs}): {error}")
+    if isinstance(error, NotImplementedError) and not text:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return EnvError(
+            f"'{env_id}' could not be made: {where.name} does not support one of its spaces, such as text. Choose the "
+            "entries to use first, with gymnasium.wrappers.FilterObservation"
+        )
     return EnvError(f"'{env_id}' could not be made: {type(error).__name__}: {error}")

@@ -25,6 +25,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from rl_training.contracts.arrays import AnyArray, ArrayObservation, BoolArray, map_observation
 from rl_training.contracts.environment import VectorStep
 from rl_training.contracts.errors import EnvError, RLTrainingError
+from rl_training.envs.advice import advice
 from rl_training.envs.encoding import SnapshotError
 from rl_training.envs.snapshot import restore_vector_snapshot, take_vector_snapshot
 
@@ -159,9 +160,8 @@ def _readable(error: Exception | SystemExit, doing: str) -> EnvError:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     numbers = [f.f_locals.get("i") for f in frames if f.f_code.co_filename.endswith(("sync_vector_env.py", "sync.py"))]
     number = f" {numbers[-1]}" if numbers and isinstance(numbers[-1], int) else ""
-    return EnvError(
-        f"environment{number} raised {type(error).__name__} in {doing}: {error}\n\n{traceback.format_exc()}"
-    )
+    problem = f"environment{number} raised {type(error).__name__} in {doing}: {str(error).rstrip('.')}"
+    return EnvError(f"{problem}{advice(error, doing)}\n\n{traceback.format_exc()}")
 
 
 def _own(obs: Any) -> ArrayObservation:

@@ -21,6 +21,7 @@ import gymnasium as gym
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from rl_training.contracts.errors import EnvError
+from rl_training.envs.advice import advice
 from rl_training.envs.encoding import SnapshotError
 from rl_training.envs.snapshot import restore_snapshot, take_snapshot
 
@@ -126,7 +127,8 @@ class WorkerVectorEnv(AsyncVectorEnv[Any, Any]):
         if all(successes):
             return
         number, kind, value, trace = self.error_queue.get(timeout=CLOSE_SECONDS)
-        raise EnvError(f"environment worker {number} raised {kind.__name__}: {value}\n\n{trace}")
+        hint = advice(str(value), "reset" if "reset" in trace else "step")
+        raise EnvError(f"environment worker {number} raised {kind.__name__}: {value}{hint}\n\n{trace}")
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Ask workers to close, wait a little, then kill those that did not."""

@@ -222,6 +222,7 @@ class Experiment:
             obs_normalizer=self.trainer.collector.obs_normalizer,
             random_policy=RandomPolicy(self.spec) if epsilon > 0 else None,
             epsilon=epsilon,
+            max_steps=self.config.eval_max_steps,
         )
 
     def _make_eval_env(self) -> AnyVectorEnv:
@@ -439,8 +440,12 @@ def _make_algorithm(config: TrainConfig, spec: EnvSpec, device: torch.device) ->
     # one thread, so that initial weights do not depend on the number of threads
     with using_threads(1), using(config.accelerate):
         rng = random_stream(config.seed, "algorithm")
-        algorithm = algorithm_spec.algorithm_for(spec.action_space)
-        return algorithm(config.algorithm, spec, device, rng)
+        try:
+            return algorithm_spec.algorithm_for(spec.action_space)(config.algorithm, spec, device, rng)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "memory" not in str(error):
+                raise
+            raise ConfigError(f"algorithm > network: not enough memory for networks of these sizes: {error}") from error
 
 
 def _learning_adapter(config: TrainConfig, vector: AnyVectorEnv, given: EnvLike | None) -> AutoresetAdapter:
@@ -526,7 +531,13 @@ def _on_policy(
 ) -> Trainer:
     settings = config.algorithm
     assert isinstance(settings, OnPolicyConfig)
-    buffer = _rollout_buffer(settings, spec, collector.obs_normalizer, config.num_envs)
+    try:
+        buffer = _rollout_buffer(settings, spec, collector.obs_normalizer, config.num_envs)
+    except (MemoryError, RuntimeError) as error:
+        raise ConfigError(
+            f"num_steps: not enough memory for rollouts of {settings.num_steps:,} steps of {config.num_envs:,} "
+            f"environments: {error}"
+        ) from error
     return OnPolicyTrainer(algorithm, collector, buffer)
 
 
@@ -647,7 +658,8 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device: '{name}' is not available here: {str(error).splitlines()[0]}") from error
+        torch.zeros(1, device=device).cpu()  # torch has devices that compute nothing, such as meta
+    except Exception as error:  # for devices that it was built without, torch raises many types
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"device: '{name}' is not available here: {reason}") from error
     return device

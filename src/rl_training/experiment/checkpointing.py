@@ -293,6 +293,11 @@ def find_checkpoint(path: str | Path, *, learner_only: bool = False) -> Checkpoi
         return checkpoint
     if errors:
         raise CheckpointError(f"{path} has no valid checkpoint: {'; '.join(errors)}")
+    if (Path(path) / "config.yaml").is_file() and (Path(path) / "metadata.json").is_file():
+        raise CheckpointError(
+            f"{path} is a run directory without a checkpoint: the run ended before it saved one (checkpoint_every), so "
+            f"there is nothing to continue. Start it again: rl-training train --config {path}/config.yaml"
+        )
     raise CheckpointError(f"{path} is neither a checkpoint nor a run directory that contains one")
 
 

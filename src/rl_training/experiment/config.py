@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ from rl_training.experiment.logging.base import LoggerConfig
 from rl_training.experiment.schema import INVALID, build, convert_fields, default_of, to_plain, valid_part
 from rl_training.experiment.yaml_io import dump_yaml, read_yaml
 from rl_training.runtime.distributed.settings import WorkersConfig
+
+EVAL_MAX_STEPS = 10_000
+"""Default of `eval_max_steps`."""
 
 
 @documented
@@ -51,7 +55,9 @@ class TrainConfig:
     )
     online: bool = setting(False, "Continue online after an offline phase; set by `resume --online`.", added_later=True)
     data: DataConfig = setting(factory=DataConfig, help="Processing of recorded data.", added_later=True)
-    num_envs: int = setting(None, "Number of parallel environments; the default depends on the algorithm.", ge=1)
+    num_envs: int = setting(
+        None, "Number of parallel environments; the default depends on the algorithm.", ge=1, le=65_536
+    )
     output_dir: Path = setting(Path("runs"), "Directory in which the run directory is created.")
     device: str = setting("auto", "Torch device: auto (a GPU if available), cpu, cuda, cuda:1, mps.")
     num_threads: int | None = setting(
@@ -59,6 +65,7 @@ class TrainConfig:
         "Threads torch may use inside one operation; by default one, the fastest for small networks, or for large ones "
         "and images as many as torch would take (at most 8).",
         ge=1,
+        le=1_024,
     )
 
     accelerate: Mode = setting(
@@ -94,9 +101,16 @@ class TrainConfig:
     normalize_clip: float = setting(10.0, "Clip range of normalised observations and rewards.", gt=0)
 
     eval_every: int = setting(25_000, "Environment steps between evaluations; 0 to not evaluate.", ge=0)
-    eval_episodes: int = setting(10, "Episodes per evaluation during training.", ge=1)
+    eval_episodes: int = setting(10, "Episodes per evaluation during training.", ge=1, le=1_000_000)
     eval_deterministic: bool = setting(True, "Evaluate with deterministic actions instead of sampled ones.")
     eval_epsilon: float = setting(0.0, "Probability of a random action in evaluations.", ge=0, le=1)
+    eval_max_steps: int = setting(
+        None,
+        "An evaluation episode is truncated after this many steps, so that evaluations end without a time limit; by "
+        "default 10,000, or the limit of an Atari game if that is longer.",
+        ge=1,
+        added_later=True,
+    )
     checkpoint_every: int = setting(25_000, "Environment steps between checkpoints; 0 for only the last.", ge=0)
     checkpoint_keep: int = setting(3, "Number of newest checkpoints to keep.", ge=1)
     checkpoint_best: bool = setting(True, "Also keep the checkpoint with the best evaluation, in checkpoints/best.")
@@ -140,6 +154,8 @@ class TrainConfig:
             known = isinstance(self.env_id, str) and isinstance(self.env_kwargs, dict)
             native = known and is_atari(self.env_id, self.env_kwargs) and not self.wrappers and not self.env_kwargs
             self.vectorization = "native" if native else "sync"
+        if self.eval_max_steps is None:
+            self.eval_max_steps = self._default_eval_max_steps()
         self._convert([field.name for field in dataclasses.fields(self)], spec, source, problems)
         if combinations or problems:
             self._check_combinations(source, problems)
@@ -150,6 +166,14 @@ class TrainConfig:
         if self.workers.count:
             each = self.workers.envs_per_worker or -(-self.num_envs // self.workers.count)
             self.num_envs = self.workers.count * each
+
+    def _default_eval_max_steps(self) -> int:
+        known = isinstance(self.env_id, str) and isinstance(self.env_kwargs, dict)
+        if not (known and is_atari(self.env_id, self.env_kwargs)):
+            return EVAL_MAX_STEPS
+        atari = build(AtariConfig, self.atari, "atari", [])
+        game = 0 if atari is INVALID else math.ceil(atari.max_frames / atari.frame_skip)
+        return max(EVAL_MAX_STEPS, game)
 
     def _convert(
         self, names: Collection[str], spec: AlgorithmSpec | None, source: Callable[[str], str], problems: list[str]
@@ -382,6 +406,15 @@ def _valid_part(layer: Layer, algo: Any, problems: list[str]) -> dict[str, Any]:
     if isinstance(algo, str):
         with contextlib.suppress(ConfigError):  # reported once, for the merged config
             config_type = get_spec(algo).config
+    wrappers = data.get("wrappers")
+    for item in wrappers if isinstance(wrappers, (list, tuple)) else ():
+        if isinstance(item, type):
+            problems.append(
+                f"{layer.source} > wrappers: {item.__name__} is a class, but configs hold names: register it with "
+                f"register_wrapper('{item.__name__}')({item.__name__}) from rl_training.envs.wrappers, then "
+                f"wrappers=[{{'name': '{item.__name__}'}}]"
+            )
+            data.pop("wrappers", None)
     own = {f.name for f in dataclasses.fields(config_type)} - {f.name for f in dataclasses.fields(TrainConfig)}
     for key in own & data.keys():
         problems.append(f"{layer.source}: '{key}' is a setting of the algorithm; move it to the section 'algorithm'")

@@ -28,7 +28,7 @@ def run_lock(run_dir: Path) -> Iterator[None]:
     """Lock a run directory for this process; refused if another process holds it."""
     import fcntl  # POSIX only, like the signal handling of a run
 
-    path = (run_dir / LOCK).resolve()
+    path = _place(run_dir)
     if path in _held:  # before opening: closing any handle of the file would release the lock
         raise CheckpointError(
             f"{run_dir} is already being trained by this process; a run can be trained only once at a time"
@@ -58,11 +58,16 @@ def run_lock(run_dir: Path) -> Iterator[None]:
             file.truncate(0)
 
 
+def _place(run_dir: Path) -> Path:
+    """The lock file without links. Not `Path.resolve`, which raises an error for links that lead to themselves."""
+    return Path(os.path.realpath(run_dir / LOCK))
+
+
 def lock_owner(run_dir: Path) -> str | None:
     """The other process that holds a run directory, as written in the lock file; None if there is none."""
     import fcntl
 
-    path = (run_dir / LOCK).resolve()
+    path = _place(run_dir)
     if path in _held or not path.is_file():  # opening and closing our own would release the lock
         return None
     with open(path, "r+", encoding="utf-8", errors="replace") as file:

@@ -25,6 +25,7 @@ from rl_training.runtime.collector import NoCollector
 MAY_CHANGE = frozenset(
     {"total_timesteps", "output_dir", "device", "num_threads", "env_timeout", "max_seconds", "stop_reward"}
     | {"stop_patience", "eval_every", "eval_episodes", "eval_deterministic", "eval_epsilon", "checkpoint_every"}
+    | {"eval_max_steps"}
     | {"checkpoint_keep", "checkpoint_best", "video_every", "log_every", "tensorboard", "wandb", "mlflow", "loggers"}
     | {"init_from", "total_updates", "online"}
 )
@@ -102,7 +103,18 @@ def config_of(checkpoint: Checkpoint, *, trust: bool, **changes: Any) -> TrainCo
     """The config stored in a checkpoint, with changes applied."""
     require_plugins(checkpoint.metadata, str(checkpoint.path))
     saved = Layer(checkpoint.config, str(checkpoint.path / CONFIG), trusted=trust)
-    return resolve([saved, Layer(changes, "changes")])
+    try:
+        return resolve([saved, Layer(changes, "changes")])
+    except ConfigError as error:
+        if not any("Known: " in problem for problem in error.problems):
+            raise
+        raise ConfigError(
+            [
+                *error.problems,
+                "A part of your own (encoder, network, logger, wrapper, ...) has to be registered before loading: import "
+                "the module that registers it",
+            ]
+        ) from error
 
 
 def restore(
@@ -153,8 +165,19 @@ def _check_observation(obs: ArrayObservation | None, experiment: Experiment) -> 
 def initialize(experiment: Experiment, path: Path) -> None:
     """Start from the weights and normalisation statistics of a trained agent; everything else is as in a new run."""
     checkpoint = find_checkpoint(path, learner_only=True)
-    with _naming(checkpoint, "cannot be started from"):
+    with _naming(checkpoint, f"cannot be started from{_other(checkpoint, experiment.config)}"):
         _start_from(experiment, checkpoint.state)
+
+
+def _other(checkpoint: Checkpoint, config: TrainConfig) -> str:
+    """For messages: that a checkpoint is of another algorithm or environment, if it is."""
+    saved = [str(checkpoint.config.get(name)) for name in ("algo", "env_id")]
+    own = [config.algo, config.env_id]
+    if saved == own:
+        return ""
+    return (
+        f": it holds {saved[0]} on {saved[1]}, and this run is {own[0]} on {own[1]}; networks must have the same shapes"
+    )
 
 
 def _start_from(experiment: Experiment, state: dict[str, Any]) -> None:

@@ -20,7 +20,8 @@ from rl_training.contracts.state import MAX_NUMBER
 INVALID = object()
 """Returned for a value that could not be converted; the problem has been noted."""
 
-
+MAX_LENGTH = 100
+"""Maximum number of entries of a setting with several values, such as the sizes of layers."""
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 """Cache of evaluated annotations: evaluating them is slow, and every field needs them."""
 
@@ -249,7 +250,9 @@ def _check_range(field: dataclasses.Field[Any], value: Any, where: str, problems
         wrong = [v for v in map(value.value, corners) if range_problem(field, v) and v != field.metadata.get("gt")]
         found += [f"{where}: {range_problem(field, number)}, got {number} from {value}" for number in wrong[:1]]
     else:
-        for item in value if isinstance(value, tuple) else [value]:
+        if isinstance(value, tuple) and len(value) > MAX_LENGTH:
+            found.append(f"{where}: must have at most {MAX_LENGTH} entries, got {len(value)}")
+        for item in value[:MAX_LENGTH] if isinstance(value, tuple) else [value]:
             if isinstance(item, (int, float)) and not isinstance(item, bool) and (text := range_problem(field, item)):
                 found.append(f"{where}: {text}, got {item}")
     problems += found

@@ -57,10 +57,11 @@ class OffPolicyNetworkConfig(ActorAndCriticConfig):
         (256, 256),
         "Widths of the actor's hidden layers.",
         ge=1,
+        le=16_384,
         search=choices((64, 64), (128, 128), (256, 256), (400, 300)),
     )
     critic_sizes: tuple[int, ...] = setting(
-        (256, 256), "Widths of each critic's hidden layers.", ge=1, search=SameAs("network.actor_sizes")
+        (256, 256), "Widths of each critic's hidden layers.", ge=1, le=16_384, search=SameAs("network.actor_sizes")
     )
     activation: Activation = setting("relu", "Activation between layers.", search=choices("tanh", "relu"))
 

@@ -287,6 +287,12 @@ class DictEncoder(Encoder):
         for key, part in space.spaces.items():
             if isinstance(part, spaces.Dict):
                 raise SpaceError(f"observation '{key}' is a Dict inside a Dict; flatten it with a wrapper: {space}")
+            if not isinstance(part, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+                others = [name for name in space.spaces if name != key]
+                raise SpaceError(
+                    f"observation '{key}' is a {type(part).__name__}, which is not supported. Leave it out: "
+                    f"gymnasium.wrappers.FilterObservation(env, {others})"
+                )
         self.keys = sorted(space.spaces)
         parts = [space.spaces[key] for key in self.keys]
         self.parts = nn.ModuleList(

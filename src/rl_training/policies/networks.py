@@ -133,10 +133,11 @@ class ActorCriticNetworkConfig(StochasticActorConfig):
         (64, 64),
         "Widths of the actor's hidden layers.",
         ge=1,
+        le=16_384,
         search=choices((32, 32), (64, 64), (128, 128), (256, 256)),
     )
     critic_sizes: tuple[int, ...] = setting(
-        (64, 64), "Widths of the critic's hidden layers.", ge=1, search=SameAs("network.actor_sizes")
+        (64, 64), "Widths of the critic's hidden layers.", ge=1, le=16_384, search=SameAs("network.actor_sizes")
     )
     activation: Activation = setting("tanh", "Activation between layers.", search=choices("tanh", "relu"))
     shared: bool = setting(False, "Share the encoder and hidden layers between actor and critic (needs equal sizes).")

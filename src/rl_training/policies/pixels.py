@@ -28,10 +28,11 @@ class PixelNetworkConfig(OffPolicyNetworkConfig):
         (1024, 1024),
         "Widths of the actor's hidden layers.",
         ge=1,
+        le=16_384,
         search=choices((256, 256), (512, 512), (1024, 1024)),
     )
     critic_sizes: tuple[int, ...] = setting(
-        (1024, 1024), "Widths of each critic's hidden layers.", ge=1, search=SameAs("network.actor_sizes")
+        (1024, 1024), "Widths of each critic's hidden layers.", ge=1, le=16_384, search=SameAs("network.actor_sizes")
     )
     encoder: str = setting(
         "drq_cnn",
@@ -39,7 +40,11 @@ class PixelNetworkConfig(OffPolicyNetworkConfig):
         registry=ENCODERS,
     )
     feature_size: int = setting(
-        50, "Size to which actor and critics each project the encoder's features.", ge=1, search=choices(50, 100)
+        50,
+        "Size to which actor and critics each project the encoder's features.",
+        ge=1,
+        le=16_384,
+        search=choices(50, 100),
     )
 
 

@@ -39,6 +39,7 @@ class QNetworkConfig:
         (64, 64),
         "Widths of the hidden layers.",
         ge=1,
+        le=16_384,
         search=choices((64, 64), (128, 128), (256, 256), (512,)),
     )
     activation: Activation = setting("relu", "Activation between layers.", search=choices("tanh", "relu"))

@@ -126,7 +126,7 @@ def _normalized(run: RunRecord, when: str) -> dict[str, str]:
 def video_row(videos: Sequence[Video], said: Sequence[str] = ()) -> Html:
     """The videos side by side, or how to record one."""
     if not videos:
-        how = "record one with `rl-training report PATH --video` (extra: pip install 'rl-training[video]')"
+        how = "record one with `rl-training report PATH --video` (extra: pip install '.[video]')"
         return element("p", f"There is no video; {how}." if not said else "There is no video.", class_="soft")
     kind = "videos single" if len(videos) == 1 else "videos"
     return element("div", *(video_element(shot.data, shot.caption) for shot in videos), class_=kind)

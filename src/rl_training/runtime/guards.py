@@ -48,7 +48,8 @@ def _check(quantity: str, values: AnyArray, envs: AnyArray | None, when: When) -
     rows = ~fits.reshape(len(values), -1).all(axis=1)
     numbers = ", ".join(str(number) for number in envs[rows])
     problem = "not finite" if not np.isfinite(values).all() else f"outside of the range of float32 ({LARGEST:.4g})"
-    raise NonFiniteError(f"environment {numbers}: the {quantity} is {problem}, {when}: {values[rows][0]}")
+    none = " (a reward of None is read as NaN)" if quantity == "reward" and np.isnan(values[rows][0]).any() else ""
+    raise NonFiniteError(f"environment {numbers}: the {quantity} is {problem}, {when}: {values[rows][0]}{none}")
 
 
 def check_update(metrics: Metrics, when: str) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import signal
 import socket
 import time
 import warnings
@@ -418,9 +419,9 @@ class TrialRunner:
 
     def _train(self, agent: Agent, pruning: Pruning | None) -> None:
         callbacks = [] if pruning is None else [*self._evaluations(agent), pruning]
-        result = agent.learn(callback=callbacks, progress=False)
+        result = agent.learn(callback=callbacks, progress=False, on_signal="return")
         if result.stop_reason in ("SIGINT", "SIGTERM"):
-            self.stop.requested = True
+            self.stop.requested, self.stop.number = True, signal.Signals[result.stop_reason]
         if result.interrupted:
             raise InterruptedTrialError
         if pruning is not None and pruning.pruned:

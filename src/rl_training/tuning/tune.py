@@ -156,6 +156,8 @@ class TuneResult:
     """The number of trials per outcome: complete, pruned, failed."""
     interrupted: bool = False
     """Whether a signal stopped it early; another call continues it."""
+    signal: int = 0
+    """The signal that stopped it, or 0."""
     files: dict[str, Path] = field(default_factory=dict)
     """Written files: preset, report, trials, search."""
 
@@ -248,11 +250,14 @@ def tune(config: TuneConfig, *, search: Mapping[str, Any] | None = None, progres
                 _supervise(plan, study, stop, say)
         say.update()
         if stop.requested and studies.best_trial(study) is None:
-            raise KeyboardInterrupt  # nothing to write yet
+            raise (
+                KeyboardInterrupt if stop.number == signal.SIGINT else SystemExit(128 + stop.number)
+            )  # nothing to write
         from rl_training.tuning.report import write_results
 
         result = write_results(plan, study)
     result.interrupted = stop.requested and studies.remaining(study, config.trials) > 0
+    result.signal = stop.number if stop.requested else 0
     return result
 
 
@@ -275,12 +280,13 @@ class Stop:
 
     def __init__(self) -> None:
         self.requested = False
+        self.number = signal.SIGINT
 
     def request(self, number: int, frame: types.FrameType | None) -> None:
         """Handle a signal; a second one stops at once."""
         if self.requested:
             raise KeyboardInterrupt
-        self.requested = True
+        self.requested, self.number = True, signal.Signals(number)
         print(
             "\nstopping: unfinished trials are repeated by the next call; press again to stop immediately",
             file=sys.stderr,

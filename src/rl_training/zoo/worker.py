@@ -98,7 +98,7 @@ def measure(config: TrainConfig, final_episodes: int, run: Path | None = None) -
         shutil.rmtree(run)
         run = None
     if run is None:
-        result = train(config, callback=Stopwatch(), progress=False)
+        result = train(config, callback=Stopwatch(), progress=False, on_signal="return")
         assert result.run_dir is not None
         run = result.run_dir
     elif not is_trained(RunDirectory(run)):
@@ -116,7 +116,7 @@ def _continue(run: Path, config: TrainConfig) -> None:
     if identity(read_config(run / CONFIG, trust=True)) != identity(config):
         raise CheckpointError(f"{run / CONFIG}: has other settings than the suite")
     loggers = {name: getattr(config, name) for name in NETWORK_LOGGERS}
-    resume(run, callback=Stopwatch(), progress=False, trust=True, **loggers)
+    resume(run, callback=Stopwatch(), progress=False, trust=True, on_signal="return", **loggers)
 
 
 def is_trained(run: RunDirectory) -> bool:

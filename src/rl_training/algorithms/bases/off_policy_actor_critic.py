@@ -52,7 +52,7 @@ class OffPolicyActorCriticConfig(OffPolicyConfig):
         le=1,
         search=log_uniform(1e-3, 0.1),
     )
-    num_critics: int = setting(2, "Number of critics; targets use their minimum.", ge=1)
+    num_critics: int = setting(2, "Number of critics; targets use their minimum.", ge=1, le=1_000)
     max_grad_norm: float | None = setting(
         None, "Clip the gradient of each network to this norm; none to not clip.", gt=0
     )

@@ -35,11 +35,14 @@ def _adam() -> OptimizerConfig:
 class QLearningConfig(OffPolicyConfig):
     """Settings shared by the DQN family: Q-learning with discrete actions."""
 
-    batch_size: int = setting(32, "Transitions per gradient step.", ge=1, search=choices(32, 64, 128, 256))
+    batch_size: int = setting(
+        32, "Transitions per gradient step.", ge=1, le=1_000_000, search=choices(32, 64, 128, 256)
+    )
     num_steps: int = setting(
         4,
         "Steps of each environment between updates (one update may be several gradient steps).",
         ge=1,
+        le=1_000_000,
         search=choices(1, 4, 16, 64, 256),
     )
     updates_per_step: float = setting(

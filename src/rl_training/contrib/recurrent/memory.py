@@ -20,7 +20,7 @@ class MemoryConfig:
     """The recurrent part of a policy, between encoder and hidden layers."""
 
     kind: Literal["lstm", "gru"] = setting("lstm", "Kind of recurrent network.", search=choices("lstm", "gru"))
-    size: int = setting(64, "Size of the hidden state.", ge=1, search=choices(32, 64, 128, 256))
+    size: int = setting(64, "Size of the hidden state.", ge=1, le=16_384, search=choices(32, 64, 128, 256))
     critic: Literal["separate", "shared"] = setting(
         "separate", "Whether the critic has its own encoder and recurrent network or shares the actor's."
     )

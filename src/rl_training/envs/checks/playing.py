@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from rl_training.envs.advice import OLD_STEP
 from rl_training.envs.checks.findings import Report, error_text
 from rl_training.envs.checks.observations import check_observation
 from rl_training.envs.factory import SingleEnv
@@ -18,10 +19,6 @@ from rl_training.envs.vector import AnyVectorEnv
 COMPARED_STEPS = 200
 """Steps of two equally seeded trajectories that are compared."""
 
-OLD_STEP = (
-    "step() returned four values: that is the old Gym API (obs, reward, done, info). Return five: "
-    "(obs, reward, terminated, truncated, info), with truncated=True for time limits and terminated=True for real ends"
-)
 SEEDING = "Draw all random numbers from self.np_random, which super().reset(seed=seed) seeds"
 
 StepParts = tuple[Any, Any, Any, Any, dict[str, Any]]

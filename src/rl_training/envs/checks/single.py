@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from rl_training.envs.atari import is_atari
 from rl_training.envs.checks.findings import CannotGoOn, Report, error_text
 from rl_training.envs.checks.observations import check_spaces, get_space
 from rl_training.envs.checks.playing import (
@@ -22,6 +23,9 @@ from rl_training.envs.checks.playing import (
 from rl_training.envs.encoding import SnapshotError
 from rl_training.envs.factory import SingleEnv
 from rl_training.envs.snapshot import restore_snapshot, take_snapshot
+
+LONG_EPISODE = 200
+"""An id without time limit whose random episodes are all shorter gets no warning: Blackjack."""
 
 
 def check_single(env: SingleEnv, report: Report, num_steps: int, seed: int) -> None:
@@ -116,8 +120,9 @@ def _check_ends(trajectory: Sequence[Moment], env: SingleEnv, report: Report) ->
     limit = _time_limit(env)
     ends = [moment for moment in trajectory if moment.ended]
     if not ends:
-        hint = "" if limit else ". If it never ends by itself, add a time limit with gymnasium.wrappers.TimeLimit"
-        report.add("info", "episodes", f"no episode ended within {len(trajectory) - 1} random steps{hint}")
+        report.add("info", "episodes", f"no episode ended within {len(trajectory) - 1} random steps")
+    if limit is None and not any(end.truncated for end in ends):
+        _check_no_limit(ends, env, report)
     if limit is not None:
         _check_time_limit([moment for moment in trajectory if moment.length >= limit], limit, report)
     elif len(ends) > 1 and len({end.length for end in ends}) == 1 and not any(end.truncated for end in ends):
@@ -127,6 +132,20 @@ def _check_ends(trajectory: Sequence[Moment], env: SingleEnv, report: Report) ->
             f"every episode was terminated after exactly {ends[0].length} steps. If that is a time limit, it should be "
             "truncated=True instead: values are then bootstrapped",
         )
+
+
+def _check_no_limit(ends: Sequence[Moment], env: SingleEnv, report: Report) -> None:
+    """No time limit, and no truncation in random episodes; short episodes may always end by themselves."""
+    longest = max((end.length for end in ends), default=None)
+    if longest is not None and (longest <= LONG_EPISODE or env.spec is None or is_atari(env.spec.id, {})):
+        return
+    report.add(
+        "warning",
+        "time limit",
+        "the environment has no time limit: a policy that never reaches an end makes one endless episode, and "
+        "evaluations truncate it after eval_max_steps. Add gymnasium.wrappers.TimeLimit, or max_episode_steps when it "
+        "is registered or made (env_kwargs)",
+    )
 
 
 def _check_time_limit(late: Sequence[Moment], limit: int, report: Report) -> None:

@@ -107,6 +107,8 @@ class LoggingCallback(Callback):
             metrics["eval/success_rate"] = result.success_rate
         if self.reference is not None:
             metrics["eval/normalized_score"] = self.reference.score(result.mean)
+        if result.num_cut:
+            metrics["eval/cut_episodes"] = float(result.num_cut)
         for logger in self.loggers:
             logger.log(run.position, metrics)
 
