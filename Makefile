@@ -23,6 +23,9 @@ TEST_WORKERS ?= 2
 BENCH_REPEATS ?= 3
 PEERS ?= .peers
 
+# Where `make measure` puts runs and manifests.
+MEASURED ?= runs/measured
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -32,7 +35,7 @@ VENV_MADE := $(VENV)/.made
 CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
 
-.PHONY: help train test lint types contracts docs test-fast test-learning test-soak test-browser bench format clean
+.PHONY: help train test lint types contracts docs test-fast test-learning test-soak test-browser bench measure format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -78,6 +81,9 @@ bench: $(DEV) ## Speed against other packages, and its page in the docs: a littl
 	-@$(BIN)/python benchmarks/limits.py
 	-@$(BIN)/python benchmarks/scaling.py
 	@$(BIN)/python benchmarks/page.py
+
+measure: $(DEV) ## Measure the presets for the results page: days, continues where it stopped (MEASURED, ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python scripts/measure.py --output-dir $(MEASURED) $(ARGS)
 
 format: $(DEV) ## Format the code, and mend what ruff can mend
 	@$(BIN)/python -m ruff check --fix-only --quiet .

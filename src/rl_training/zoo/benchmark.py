@@ -143,6 +143,7 @@ class Benchmark:
         self.directory = output_dir / suite.name
         self.slots = jobs or available_cores()
         tasks, count = suite.select(only), seeds or suite.seeds
+        tasks = tuple(sorted(tasks, key=lambda task: task.config.total_timesteps))  # results come early
         # run every task with one seed before the next seed
         self.jobs = [self._job(task, seed) for seed in range(count) for task in tasks]
         self.index = RunIndex(self.directory)

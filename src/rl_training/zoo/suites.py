@@ -14,8 +14,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from rl_training.algorithms.registry import get_spec
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
+from rl_training.contracts.spec import Regime
 from rl_training.experiment.config import Layer, TrainConfig, resolve
 from rl_training.experiment.files import safe_name
 from rl_training.experiment.presets import Preset, get_preset, presets
@@ -247,10 +249,16 @@ def _matching(task: TaskFile, named: set[str], place: str, problems: list[str]) 
     except ConfigError as error:
         problems += [f"{place} > preset: {text}" for text in error.problems]
         return []
-    found = [preset for name, preset in presets().items() if fnmatch.fnmatchcase(name, task.preset)]
+    found = [p for name, p in presets().items() if fnmatch.fnmatchcase(name, task.preset) and _trains_in_environment(p)]
     if not found:
         problems.append(f"{place} > preset: no preset matches '{task.preset}'. See `rl-training zoo list`")
     return [preset for preset in found if task_name(preset.name, task.settings) not in named]
+
+
+def _trains_in_environment(preset: Preset) -> bool:
+    """Whether it learns in its environment, not from a file of recorded data."""
+    regimes = get_spec(preset.algo).regimes
+    return "dataset" not in preset.data and any(regime is not Regime.OFFLINE for regime in regimes)
 
 
 def _scale(scales: Sequence[Normalization], config: TrainConfig) -> Normalization | None:
