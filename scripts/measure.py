@@ -76,14 +76,13 @@ def measure(stages: Sequence[Stage], output_dir: Path, *, jobs: int = 1) -> int:
     code = 0
     for number, stage in enumerate(stages, 1):
         try:
-            names = [task.name for task in stage.tasks()]
-            if not names:
+            tasks = stage.tasks()
+            if not tasks:
                 continue
-            print(
-                f"stage {number} of {len(stages)}: {stage.suite}, {len(names)} tasks, {stage.seeds} seeds", flush=True
-            )
-            benchmark = Benchmark(get_suite(stage.suite), output_dir, seeds=stage.seeds, jobs=jobs, only=names)
-            with showing(f"{stage.suite}, stage {number} of {len(stages)}") as view:
+            title = f"stage {number} of {len(stages)}: {stage.suite}"
+            print(f"{title}, {len(tasks)} tasks, {stage.seeds} seeds", flush=True)
+            benchmark = Benchmark(get_suite(stage.suite), output_dir, seeds=stage.seeds, jobs=jobs, tasks=tasks)
+            with showing(title) as view:
                 outcome = benchmark.run(view)
         except RLTrainingError as error:  # one preset that a suite cannot take; the other suites go on
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -26,6 +26,7 @@ normalization: [{env_id: CartPole-v1, low: 22.1, high: 500, reference: the most 
 tasks:
   - {preset: a2c/cartpole, settings: {total_timesteps: 512}}
   - {preset: ppo/cartpole, settings: {total_timesteps: 256}}
+  - {preset: ppo/cartpole, settings: {total_timesteps: 257}}
 """
 
 
@@ -64,14 +65,16 @@ def test_code_without_a_commit_is_not_measured() -> None:
 def test_a_queue_continues_cheapest_first_and_a_broken_stage_does_not_stop_it(tmp_path: Path, capsys: Any) -> None:
     suite = tmp_path / "tiny.yaml"
     suite.write_text(SUITE, encoding="utf-8")
-    stages = [Stage(str(tmp_path / "missing.yaml"), 1), Stage(str(suite), 1, on_policy=True)]
+    stages = [Stage(str(tmp_path / "missing.yaml"), 1), Stage(str(suite), 1, most_steps=256), Stage(str(suite), 1)]
     assert measure.measure(stages, tmp_path) == 1
-    err = capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "stage 2 of 3: " in out
+    assert "[1/1] ppo/cartpole total_timesteps=256 seed 0: done" in err, "only that task"
     assert "missing.yaml" in err
     assert err.index("ppo/cartpole total_timesteps=256") < err.index("a2c/cartpole total_timesteps=512")
     manifest = read_manifest(tmp_path / "tiny" / "manifest.json")
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("benchmark.json")}
-    assert [len(task.runs) for task in manifest.tasks] == [1, 1]
+    assert [len(task.runs) for task in manifest.tasks] == [1, 1, 1]
     assert measure.measure([Stage(str(suite), 1)], tmp_path) == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("benchmark.json")} == written
 
@@ -92,7 +95,17 @@ def test_the_commit_is_recorded_in_a_worktree(tmp_path: Path) -> None:
     git(clone, "worktree", "add", "--quiet", "--detach", str(tree))
     suite = tmp_path / "tiny.yaml"
     suite.write_text(SUITE, encoding="utf-8")
-    arguments = ["zoo", "benchmark", str(suite), "--output-dir", str(tmp_path), "--seeds", "1", "--only", "ppo/*"]
+    arguments = [
+        "zoo",
+        "benchmark",
+        str(suite),
+        "--output-dir",
+        str(tmp_path),
+        "--seeds",
+        "1",
+        "--only",
+        "ppo/cartpole total_timesteps=256",
+    ]
     command = [sys.executable, "-m", "rl_training.cli", *arguments]
     done = subprocess.run(command, cwd=tree, env=os.environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
