@@ -26,6 +26,9 @@ PEERS ?= .peers
 # Which datasets `make datasets` makes, and its options; by default all: `make datasets DATASETS="halfcheetah --budget 300000"`.
 DATASETS ?=
 
+# Where `make measure` puts runs and manifests.
+MEASURED ?= runs/measured
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -35,7 +38,7 @@ VENV_MADE := $(VENV)/.made
 CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
 
-.PHONY: help train test lint types contracts docs test-fast test-learning test-soak test-browser bench datasets format clean
+.PHONY: help train test lint types contracts docs test-fast test-learning test-soak test-browser bench measure datasets format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +87,9 @@ bench: $(DEV) ## Speed against other packages, and its page in the docs: a littl
 
 datasets: $(DEV) ## Make the datasets of the offline benchmarks in ./datasets (hours for HalfCheetah; DATASETS="pendulum cartpole" chooses)
 	@$(BIN)/python scripts/make_datasets.py $(DATASETS)
+
+measure: $(DEV) ## Measure the presets for the results page: days, continues where it stopped (MEASURED, ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python scripts/measure.py --output-dir $(MEASURED) $(ARGS)
 
 format: $(DEV) ## Format the code, and mend what ruff can mend
 	@$(BIN)/python -m ruff check --fix-only --quiet .

@@ -43,6 +43,11 @@ class Text:
 class Picture:
     """An SVG plot that records a hash of its data. Equal data need not give equal bytes (extra `plot`)."""
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to draw."""
+        return True
+
     def data(self) -> Any:
         """Everything that is drawn, as plain data."""
         return asdict(self)

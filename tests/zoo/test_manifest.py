@@ -13,6 +13,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.presets import presets
 from rl_training.zoo.manifest import (
     Manifest,
+    check_commits,
     config_hash,
     merge,
     pick,
@@ -91,6 +92,19 @@ def test_merging_adds_seeds_and_replaces_what_was_measured_otherwise(manifest: M
     assert [run.seed for run in merged.tasks[1].runs] == [5], "seeds with other settings do not mix"
 
 
+def test_runs_without_a_commit_are_replaced_and_never_added(manifest: Manifest) -> None:
+    check_commits(manifest, "here")
+    bare = task_result("ppo/cartpole", run_result(0, 1.0, git_commit=None), run_result(1, 1.0, git_commit=None))
+    with pytest.raises(ConfigError) as caught:
+        check_commits(Manifest(1, "some", [bare]), "here")
+    assert [problem.split(";")[0] for problem in caught.value.problems] == [
+        "here: ppo/cartpole seed 0 has no git commit",
+        "here: ppo/cartpole seed 1 has no git commit",
+    ]
+    new = task_result("ppo/cartpole", run_result(1, 70.0))
+    assert merge(Manifest(1, "some", [bare]), Manifest(1, "some", [new])).tasks == [new]
+
+
 def test_the_result_to_show_has_the_settings_of_today_and_the_most_seeds() -> None:
     old = task_result("ppo/cartpole", *(run_result(seed, 1.0) for seed in range(5)), config_hash="old")
     few = task_result("ppo/cartpole", run_result(0, 2.0))
@@ -107,7 +121,7 @@ def test_the_results_of_the_package_are_of_presets_and_suites() -> None:
     for manifest in found:
         for task in manifest.tasks:
             assert task.preset in presets()
-            assert task.scores(), f"{task.name} has no result"
+            assert task.runs, f"{task.name} has no result"
 
 
 def offline_config(**changes):

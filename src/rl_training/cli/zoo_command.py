@@ -123,7 +123,8 @@ def _benchmark(args: list[str]) -> int:
     from rl_training.zoo.progress import showing
 
     suite = get_suite(options.suite, trust=options.trust)
-    benchmark = Benchmark(suite, options.output_dir, seeds=options.seeds, jobs=options.jobs, only=options.only)
+    tasks = suite.select(options.only)
+    benchmark = Benchmark(suite, options.output_dir, seeds=options.seeds, jobs=options.jobs, tasks=tasks)
     with showing(f"{suite.name}, {benchmark.slots} at a time", quiet=options.quiet) as view:
         outcome = benchmark.run(view)
     _say_outcome(outcome, benchmark.log_file)

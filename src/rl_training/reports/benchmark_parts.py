@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 
-from rl_training.reports.aggregates import Competitor, competitors, overall_panel, place_of
+from rl_training.reports.aggregates import Competitor, Kind, competitors, overall_panel, place_of, shared_kinds
 from rl_training.reports.page import Content, Html, Page, element, table
 from rl_training.reports.plotting import panel_charts
 from rl_training.reports.statistics import CONFIDENCE, Estimate, aggregate
@@ -17,22 +18,22 @@ TASKS_NOTE = (
     "episodes. Normalised scores: 0 is a random policy, 1 the suite's reference for the environment."
 )
 OVERALL_NOTE = (
-    "Normalised scores over all environments. Each algorithm is trained for the steps of its preset, so this "
-    "compares presets, "
-    "not algorithms at equal cost. The interval is a stratified bootstrap over the runs of each environment."
+    "Normalised scores over the environments in which all algorithms were measured alike: the same version, number of "
+    "steps and protocol. The interval is a stratified bootstrap over the runs of each environment."
 )
 BETTER_NOTE = (
     "Probability that a run of the algorithm in the row is better than one of the algorithm in the column, on the "
-    f"environments that both were trained on; in bold where the {CONFIDENCE:.0%} interval excludes one half."
+    f"environments in which both were measured alike; in bold where the {CONFIDENCE:.0%} interval excludes one half."
 )
 
 
 def benchmark_parts(page: Page, manifest: Manifest) -> list[Html]:
     """Result tables and normalised sample-efficiency curves."""
-    found = competitors(manifest)
+    found = competitors(manifest.tasks)
     parts = [_soft(TASKS_NOTE), _tasks(manifest)]
-    if found:
-        parts += [element("h3", "All environments together"), _soft(OVERALL_NOTE), _overall(found)]
+    kinds = shared_kinds(found)
+    if kinds:
+        parts += [element("h3", "Measured alike, together"), _soft(OVERALL_NOTE), _overall(found, kinds)]
     overall = overall_panel(found)
     if overall.curves:
         parts.append(panel_charts(page, [overall]))
@@ -71,10 +72,11 @@ def _task_row(task: TaskResult) -> list[Content]:
     ]
 
 
-def _overall(found: list[Competitor]) -> Html:
+def _overall(found: list[Competitor], kinds: Sequence[Kind]) -> Html:
+    scores = sorted(((entry, entry.overall(kinds)) for entry in found), key=lambda pair: -pair[1].value)
     rows: list[list[Content]] = [
-        [entry.label, len(entry.tasks), entry.num_runs, f"{score.value:.2f}", _interval(score, ".2f")]
-        for entry, score in sorted(((entry, entry.overall()) for entry in found), key=lambda pair: -pair[1].value)
+        [entry.label, len(kinds), entry.num_runs(kinds), f"{score.value:.2f}", _interval(score, ".2f")]
+        for entry, score in scores
     ]
     return table(["algorithm", "environments", "runs", "IQM", "interval"], rows, numeric=range(1, 5))
 

@@ -142,12 +142,14 @@ class Benchmark:
         *,
         seeds: int | None = None,
         jobs: int | None = None,
-        only: Sequence[str] = (),
+        tasks: Sequence[Task] | None = None,
     ) -> None:
+        """`tasks` of the suite, by default all; the manifest keeps what was measured of the others."""
         self.suite = suite
         self.directory = output_dir / suite.name
         self.slots = jobs or available_cores()
-        tasks, count = suite.select(only), seeds or suite.seeds
+        tasks, count = suite.tasks if tasks is None else tasks, seeds or suite.seeds
+        tasks = sorted(tasks, key=lambda task: task.config.total_timesteps)  # results come early
         # run every task with one seed before the next seed
         self.jobs = [self._job(task, seed) for seed in range(count) for task in tasks]
         self.index = RunIndex(self.directory)

@@ -218,8 +218,20 @@ def dump(data: Any) -> str:
     return pairs.sub(lambda match: f"[{' '.join(match[1].split())}]", text) + "\n"
 
 
+def check_commits(manifest: Manifest, where: str) -> None:
+    """Refuse runs whose code nobody can find again."""
+    missing = [f"{task.name} seed {run.seed}" for task in manifest.tasks for run in task.runs if not run.git_commit]
+    if missing:
+        raise ConfigError(
+            [f"{where}: {name} has no git commit; measure it in a clone of the project" for name in missing]
+        )
+
+
 def merge(old: Manifest, new: Manifest) -> Manifest:
-    """Merge two manifests: new seeds replace equal ones, and all seeds measured with other settings."""
+    """Merge two manifests.
+
+    New seeds replace equal ones, all seeds measured with other settings, and all without a commit.
+    """
     fresh = {(task.name, task.judge): task for task in new.tasks}
     merged = [_merge_task(task, fresh.pop((task.name, task.judge), None)) for task in old.tasks]
     return Manifest(FORMAT_VERSION, new.suite, [*merged, *fresh.values()])
@@ -229,7 +241,8 @@ def _merge_task(old: TaskResult, new: TaskResult | None) -> TaskResult:
     if new is None:
         return old
     same = (old.config_hash, old.protocol, _data(old)) == (new.config_hash, new.protocol, _data(new))
-    runs = {run.seed: run for run in (old.runs if same else [])} | {run.seed: run for run in new.runs}
+    kept = [run for run in old.runs if same and run.git_commit]
+    runs = {run.seed: run for run in [*kept, *new.runs]}
     return dataclasses.replace(new, runs=[runs[seed] for seed in sorted(runs)])
 
 
@@ -250,9 +263,11 @@ def read_results(directory: Path) -> list[Manifest]:
 
 
 def pick(candidates: Sequence[TaskResult], current_hash: str) -> TaskResult | None:
-    """The result of a task to show: prefer current settings, then the most seeds, then the newest."""
+    """The result of a task to show: prefer current settings, then known commits, the most seeds, the newest."""
 
-    def rank(task: TaskResult) -> tuple[bool, int, str]:
-        return task.config_hash == current_hash, len(task.scores()), max((run.date for run in task.runs), default="")
+    def rank(task: TaskResult) -> tuple[bool, bool, int, str]:
+        known = all(run.git_commit for run in task.runs)
+        newest = max((run.date for run in task.runs), default="")
+        return task.config_hash == current_hash, known, len(task.runs), newest
 
     return max(candidates, key=rank, default=None)
