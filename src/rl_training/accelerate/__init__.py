@@ -4,6 +4,7 @@
 - `ArrayNetwork(modules)`: for acting; evaluates a chain of layers on numpy arrays.
 - `using(mode)`, `report(owner)`, `forget(owner)`: select a mode, report what is accelerated, drop recordings after
   weights were replaced.
+- `without_torchs_compiler()`: makes an optimizer without the import of torch's compiler.
 - `num_registrations()`: changes when any module gets a new submodule or parameter.
 - `layout`, `write_gradients`, `scale_`: memory layout, gradients and in-place scaling of flat parameters.
 - `ConvolutionStack`, `WideLinear`: faster layers for image networks, with the results of torch's.
@@ -14,6 +15,7 @@ Code outside this package does not import its modules.
 from rl_training.accelerate.array_network import ArrayNetwork
 from rl_training.accelerate.calls import used_tensors
 from rl_training.accelerate.flat import layout, scale_, write_gradients
+from rl_training.accelerate.imports import without_torchs_compiler
 from rl_training.accelerate.memory import keep_memory
 from rl_training.accelerate.modes import Mode, current_mode, describe_machine, mode_problem, using
 from rl_training.accelerate.native.compiler import find_compiler
@@ -43,5 +45,6 @@ __all__ = [
     "scale_",
     "used_tensors",
     "using",
+    "without_torchs_compiler",
     "write_gradients",
 ]

@@ -37,6 +37,11 @@ _TYPES = (torch.float32, torch.float64, torch.bool, torch.int64)
 class SmallArithmetic(TorchDispatchMode):
     """While active, numpy computes the operators that `numpy_kernel` has a rule for."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: nothing here is compiled, and to exclude it torch would import its compiler, which takes seconds."""
+        return False
+
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rl_training.accelerate import without_torchs_compiler
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.plugins import OPTIMIZERS, FactoryT
 from rl_training.contracts.settings import documented, log_uniform, setting
@@ -70,6 +73,10 @@ class OptimizerConfig:
 
     def make(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """The torch optimizer for `parameters`, a list with one flat parameter."""
+        with without_torchs_compiler():
+            return self._make(parameters)
+
+    def _make(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         if self.name in ("adam", "adamw"):
             cls = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
             return cls(parameters, eps=self.eps, betas=self.betas, weight_decay=self.weight_decay, fused=True)
@@ -83,6 +90,17 @@ class OptimizerConfig:
         if not isinstance(made, torch.optim.Optimizer):
             raise ConfigError(f"optimizer: '{self.name}' must return a torch.optim.Optimizer, got {made!r:.80}")
         return made
+
+
+def plain_step(optimizer: torch.optim.Optimizer) -> None:
+    """One step of an optimizer of `OWN`, without the decorators around it: they import torch's compiler, see `make`."""
+    with torch.no_grad():
+        _undecorated(type(optimizer))(optimizer)
+
+
+@functools.cache
+def _undecorated(cls: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], Any]:
+    return inspect.unwrap(cls.step)
 
 
 class Slots(NamedTuple):

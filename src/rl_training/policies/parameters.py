@@ -19,7 +19,7 @@ from rl_training.accelerate import Accelerated, HasAccelerated, layout, num_regi
 from rl_training.contracts.errors import CheckpointError
 from rl_training.contracts.state import MAX_NUMBER, Stateful, check_keys, check_tensor
 from rl_training.policies.networks import TrainingMode
-from rl_training.policies.optimizers import OWN, OptimizerConfig, Slots, check_optimizer
+from rl_training.policies.optimizers import OWN, OptimizerConfig, Slots, check_optimizer, plain_step
 
 
 class ParameterStore(Stateful):
@@ -156,7 +156,10 @@ class ParameterStore(Stateful):
     def optimizer_step(self, learning_rate: Tensor) -> None:
         """See `apply`. The learning rate is a tensor, so that it can change between replays of a recording."""
         self.optimizer.param_groups[0]["lr"] = learning_rate if self.is_fused else learning_rate.item()
-        self.optimizer.step()
+        if self.is_own:
+            plain_step(self.optimizer)
+        else:
+            self.optimizer.step()
 
     def _freeze(self, names: Any) -> None:
         """Freeze exactly the parameters with these names; unfreeze the others."""

@@ -11,26 +11,47 @@
    Vectors: as wide as the machine supports, and as many as fit into its registers
    ------------------------------------------------------------------------------------------------------------------ */
 
+#if !defined(__has_builtin)
+#define __has_builtin(name) 0
+#endif
 #if defined(__AVX512F__)
-#include <immintrin.h>
 #define LANES 16
 #define VECTORS 4
+typedef float machine __attribute__((vector_size(64), may_alias));
+#if __has_builtin(__builtin_ia32_vfmaddps512_mask) && __has_builtin(__builtin_ia32_sqrtps512_mask)
+/* what the intrinsics expand to; reading immintrin.h takes longer than compiling a recording */
+#define FMA(a, b, c) ((vec)__builtin_ia32_vfmaddps512_mask((machine)(a), (machine)(b), (machine)(c), -1, 4))
+#define ROOT(a) ((vec)__builtin_ia32_sqrtps512_mask((machine)(a), (machine)(a), -1, 4))
+#define WRITE_PAST_CACHES(to, a) __builtin_ia32_movntps512(to, (machine)(a))
+#define FENCE() __builtin_ia32_sfence()
+#else
+#include <immintrin.h>
 #define FMA(a, b, c) ((vec)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
 #define ROOT(a) ((vec)_mm512_sqrt_ps((__m512)(a)))
 #define WRITE_PAST_CACHES(to, a) _mm512_stream_ps(to, (__m512)(a))
 #define FENCE() _mm_sfence()
+#endif
 #elif defined(__AVX2__) && defined(__FMA__)
-#include <immintrin.h>
 #define LANES 8
 #define VECTORS 2
+typedef float machine __attribute__((vector_size(32), may_alias));
+#if __has_builtin(__builtin_ia32_vfmaddps256) && __has_builtin(__builtin_ia32_sqrtps256)
+#define FMA(a, b, c) ((vec)__builtin_ia32_vfmaddps256((machine)(a), (machine)(b), (machine)(c)))
+#define ROOT(a) ((vec)__builtin_ia32_sqrtps256((machine)(a)))
+#define WRITE_PAST_CACHES(to, a) __builtin_ia32_movntps256(to, (machine)(a))
+#define FENCE() __builtin_ia32_sfence()
+#else
+#include <immintrin.h>
 #define FMA(a, b, c) ((vec)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 #define ROOT(a) ((vec)_mm256_sqrt_ps((__m256)(a)))
 #define WRITE_PAST_CACHES(to, a) _mm256_stream_ps(to, (__m256)(a))
 #define FENCE() _mm_sfence()
+#endif
 #elif defined(__ARM_NEON)
 #include <arm_neon.h>
 #define LANES 4
 #define VECTORS 4
+typedef float32x4_t machine;
 #define FMA(a, b, c) ((vec)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
 #define ROOT(a) ((vec)vsqrtq_f32((float32x4_t)(a)))
 #define WRITE_PAST_CACHES(to, a) (*(vec*)(to) = (a)) /* no intrinsic for it */
@@ -267,14 +288,7 @@ INLINE void apply(loop_function function, void* data, const float* x, float* y, 
     function(places, &count, steps, data);
 }
 
-#if LANES == 16
-typedef __m512 wide_vec;
-#elif LANES == 8
-typedef __m256 wide_vec;
-#else
-typedef float32x4_t wide_vec;
-#endif
-typedef wide_vec (*vector_function)(wide_vec);
+typedef machine (*vector_function)(machine);
 
 /* `yes` where bits are set, else `no`. */
 INLINE vec choose(bits which, vec yes, vec no) { return (vec)(((bits)yes & which) | ((bits)no & ~which)); }
@@ -282,14 +296,14 @@ INLINE vec choose(bits which, vec yes, vec no) { return (vec)(((bits)yes & which
 /* log(1 + exp(x)) of whole vectors, and its gradient, with torch's operations. */
 INLINE void softplus(vector_function exp, vector_function log1p, const float* x, float* y, long n) {
     for (long i = 0; i < n; i += LANES) {
-        const vec v = *(const vec*)(x + i), soft = (vec)log1p(exp((wide_vec)v));
+        const vec v = *(const vec*)(x + i), soft = (vec)log1p(exp((machine)v));
         *(vec*)(y + i) = choose(v > 20.0f, v, soft);
     }
 }
 
 INLINE void softplus_backward(vector_function exp, const float* gradient, const float* x, float* y, long n) {
     for (long i = 0; i < n; i += LANES) {
-        const vec v = *(const vec*)(x + i), g = *(const vec*)(gradient + i), e = (vec)exp((wide_vec)v);
+        const vec v = *(const vec*)(x + i), g = *(const vec*)(gradient + i), e = (vec)exp((machine)v);
         *(vec*)(y + i) = choose(v > 20.0f, g, g * e / (e + 1.0f));
     }
 }
