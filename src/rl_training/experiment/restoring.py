@@ -111,7 +111,7 @@ def config_of(checkpoint: Checkpoint, *, trust: bool, **changes: Any) -> TrainCo
         raise ConfigError(
             [
                 *error.problems,
-                "A part of your own (encoder, network, logger, wrapper, ...) has to be registered before loading: import "
+                "Parts of your own (encoders, networks, loggers, wrappers) have to be registered before loading: import "
                 "the module that registers it",
             ]
         ) from error

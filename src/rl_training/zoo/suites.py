@@ -14,10 +14,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_training.algorithms.registry import get_spec
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.settings import documented, setting
-from rl_training.contracts.spec import Regime
 from rl_training.experiment.config import Layer, TrainConfig, resolve
 from rl_training.experiment.files import safe_name
 from rl_training.experiment.presets import Preset, get_preset, presets
