@@ -79,7 +79,7 @@ class BCQAlgorithm(BehaviourConstrainedAlgorithm[BCQConfig]):
         """Update the behaviour model, the critics, the actor and then the targets."""
         rates = self.start_update(batch, progress)
         rows, size = batch.reward.shape[0], self.policy.noise_size
-        draws = {
+        draws: dict[str, Any] = {
             "latent_noise": self.draw(rows, size),
             "next_latents": self.draw(rows, self.config.num_target_actions, size),
             "latents": self.draw(rows, 1, size),

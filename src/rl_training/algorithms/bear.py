@@ -8,7 +8,7 @@ is drawn once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -77,7 +77,7 @@ class BEARAlgorithm(BehaviourConstrainedAlgorithm[BEARConfig]):
         rates = self.start_update(batch, progress)
         config, rows, size = self.config, batch.reward.shape[0], self.policy.num_actions
         count, num_latents = config.num_constraint_actions, self.policy.behaviour.num_latents
-        draws = {
+        draws: dict[str, Any] = {
             "latent_noise": self.draw(rows, num_latents),
             "next_noise": self.draw(rows, config.num_target_actions, size),
             "noise": self.draw(rows, count, size),

@@ -25,10 +25,11 @@ from rl_training.contracts.settings import documented, setting, uniform
 from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
 from rl_training.functional.policies import entropy_shortfall_loss, expected_sac_actor_loss
 from rl_training.functional.values import td_target
-from rl_training.policies.discrete import DiscreteActorCriticPolicy
+from rl_training.policies.discrete import DiscreteActorCriticPolicy, DiscreteCritic
 from rl_training.policies.exploration import NoiseConfig
 from rl_training.policies.masks import mask_of
 from rl_training.policies.parameters import GradientStep, ParameterStore
+from rl_training.policies.targets import Target
 
 
 def _no_noise() -> NoiseConfig:
@@ -68,6 +69,7 @@ class DiscreteSACAlgorithm(OffPolicyActorCriticAlgorithm[DiscreteSACConfig]):
     """A categorical actor that maximises the minimum of the critics plus its entropy, weighted by the temperature."""
 
     policy: DiscreteActorCriticPolicy  # type: ignore[assignment]
+    critic_target: Target[DiscreteCritic]  # type: ignore[assignment]
 
     def __init__(
         self, config: DiscreteSACConfig, spec: EnvSpec, device: torch.device, rng: np.random.Generator

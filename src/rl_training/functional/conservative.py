@@ -79,4 +79,5 @@ def gradient_similarity(gradients: Tensor) -> Tensor:
     """
     direction = gradients / (gradients.norm(dim=-1, keepdim=True) + 1e-10)
     total, own = direction.sum(0).square().sum(-1), direction.square().sum(-1).sum(0)
-    return (total - own).mean() / (gradients.shape[0] - 1)
+    similarity: Tensor = (total - own).mean() / (gradients.shape[0] - 1)
+    return similarity
