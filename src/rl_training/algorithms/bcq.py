@@ -84,7 +84,7 @@ class BCQAlgorithm(BehaviourConstrainedAlgorithm[BCQConfig]):
             "next_latents": self.draw(rows, self.config.num_target_actions, size),
             "latents": self.draw(rows, 1, size),
         }
-        return self.result(self.gradient_steps(batch, **draws, **rates), rates)
+        return self.result(self.gradient_steps(batch, **{**draws, **rates}), rates)
 
     def gradient_steps(
         self,

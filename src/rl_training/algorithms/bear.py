@@ -84,7 +84,7 @@ class BEARAlgorithm(BehaviourConstrainedAlgorithm[BEARConfig]):
             "latents": self.draw(rows, count, num_latents),
         }
         is_warm = progress.updates >= config.warmup_updates
-        return self.result(self.gradient_steps(batch, is_warm=is_warm, **draws, **rates), rates)
+        return self.result(self.gradient_steps(batch, is_warm=is_warm, **{**draws, **rates}), rates)
 
     def gradient_steps(
         self,

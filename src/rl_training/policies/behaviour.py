@@ -76,7 +76,8 @@ class ConditionalVAE(nn.Module):
         """Actions [B, N, A] before tanh, of N latents [B, N, Z] of each row."""
         count = latents.shape[1]
         features = self.encoder(obs).repeat_interleave(count, dim=0)
-        return self._decode(features, latents.flatten(0, 1)).unflatten(0, (-1, count))
+        decoded: Tensor = self._decode(features, latents.flatten(0, 1)).unflatten(0, (-1, count))
+        return decoded
 
 
 class PerturbationActor(nn.Module):
@@ -125,8 +126,8 @@ class BestOfPolicy(ContinuousPolicy):
     def candidate_values(self, critic: EnsembleCritic, obs: Observation, action: Tensor, members: Any = None) -> Tensor:
         """Q-values [E, B, N] of actions [B, N, A]."""
         count = action.shape[1]
-        values: Tensor = critic(repeat_rows(obs, count), action.flatten(0, 1), members)
-        return values.unflatten(1, (-1, count))
+        values: Tensor = critic(repeat_rows(obs, count), action.flatten(0, 1), members).unflatten(1, (-1, count))
+        return values
 
     def best(self, obs: Observation, noise: Tensor) -> Tensor:
         """The best candidates [B, A]."""
