@@ -174,8 +174,8 @@ class ContinuousPolicy(nn.Module):
     """An actor, its critics, and action noise for exploration. Base class of the two policies below.
 
     `own_encoder` makes the encoders of the actor and of the critics, to replace the one that `network` names; the
-    critics have `num_outputs` outputs each. The state that `act` returns is the noise [N, A] if that is correlated over time, with gSDE that of `StateDependentNoise`,
-    else None.
+    critics have `num_outputs` outputs each. The state that `act` returns is the noise [N, A] if that is correlated over
+    time, with gSDE that of `StateDependentNoise`, else None.
     """
 
     actor: nn.Module

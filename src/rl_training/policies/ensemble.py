@@ -89,8 +89,10 @@ class OwnEnsemble(nn.Module):
             OwnNetwork(name, num_inputs, num_outputs, kwargs, "critic") for _ in range(num_members)
         )
 
-    def forward(self, x: Tensor, members: slice | None = None) -> Tensor:
-        """See `EnsembleMLP.forward`."""
+    def forward(self, x: Tensor, members: Members | None = None) -> Tensor:
+        """See `EnsembleMLP.forward`. If `members` are indices, all networks are evaluated: they must not be read."""
+        if isinstance(members, Tensor):
+            return self(x)[members]  # type: ignore[no-any-return]
         chosen = self.networks if members is None else self.networks[members]
         return torch.stack([network(x) for network in chosen])
 
