@@ -139,6 +139,18 @@ OFF_POLICY = {
     ),
     "sac-frames-float64": ("sac", "InvertedPendulum-v5", {}, {"num_envs": 2, **FRAMES}),
     "sac-normalized": ("sac", "Pendulum-v1", {"policy_delay": 2}, {"num_envs": 2, **NORMALIZED}),
+    "tqc": ("tqc", "Pendulum-v1", {"n_step": 2, **PRIORITIZED}, {"num_envs": 2}),
+    "tqc-gsde": (
+        "tqc",
+        "Pendulum-v1",
+        {"network": {"actor_sizes": (8,), "critic_sizes": (8,), **GSDE}, "num_steps": 8},
+        {"num_envs": 2},
+    ),
+    "redq": ("redq", "Pendulum-v1", {}, {"num_envs": 2}),
+    "droq": ("droq", "Pendulum-v1", PRIORITIZED, {}),
+    "droq-hindsight": ("droq", functools.partial(SnapshotTouching, 2, 20, 0.5, 0.3), {"her": True}, {}),
+    "crossq": ("crossq", "Pendulum-v1", {"n_step": 2, **PRIORITIZED}, {}),
+    "crossq-hindsight": ("crossq", functools.partial(SnapshotTouching, 2, 20, 0.5, 0.3), {"her": True}, {}),
     "sac-hindsight": (
         "sac",
         functools.partial(SnapshotTouching, 2, 20, 0.5, 0.3),

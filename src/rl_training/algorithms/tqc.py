@@ -62,7 +62,10 @@ class TQCAlgorithm(SACAlgorithm[TQCConfig]):
         return soft_quantile_target(batch.reward, batch.discount, kept, next_log_prob, alpha)
 
     def td_losses(self, batch: TransitionBatch, q_pred: Tensor, q_target: Tensor) -> dict[str, Tensor]:
-        """See `OffPolicyActorCriticAlgorithm.td_losses`: quantiles [E, B, K] and [B, M]; the priority is the loss."""
+        """See `OffPolicyActorCriticAlgorithm.td_losses`: for quantiles [E, B, K] and [B, M].
+
+        The priority is the loss per critic.
+        """
         errors = ensemble_quantile_loss(q_pred, q_target, self.config.kappa)
         return {
             "loss": (batch.weight * errors).mean(),

@@ -26,10 +26,6 @@ def _count(members: Members, num_members: int) -> int:
     return len(members) if isinstance(members, Tensor) else len(range(num_members)[members])
 
 
-def _indices(members: Members, num_members: int) -> Sequence[int]:
-    return members.tolist() if isinstance(members, Tensor) else range(num_members)[members]
-
-
 class EnsembleMLP(nn.Module):
     """E fully connected networks with the same input and `num_outputs` outputs each.
 
@@ -95,10 +91,12 @@ class OwnEnsemble(nn.Module):
         )
 
     def forward(self, x: Tensor, members: Members | None = None) -> Tensor:
-        """See `EnsembleMLP.forward`."""
-        chosen = range(len(self.networks)) if members is None else _indices(members, len(self.networks))
+        """See `EnsembleMLP.forward`. If `members` are indices, all networks are evaluated: they must not be read."""
+        if isinstance(members, Tensor):
+            return self(x)[members]  # type: ignore[no-any-return]
+        chosen = self.networks if members is None else self.networks[members]
         inputs = x.expand(len(chosen), *x.shape[-2:])
-        return torch.stack([self.networks[index](part) for index, part in zip(chosen, inputs.unbind(), strict=True)])
+        return torch.stack([network(part) for network, part in zip(chosen, inputs.unbind(), strict=True)])
 
 
 def make_members(num_members: int, num_inputs: int, num_outputs: int, network: OffPolicyNetworkConfig) -> nn.Module:

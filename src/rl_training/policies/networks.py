@@ -175,10 +175,11 @@ def registered_problems(config: Any, name: str, prefix: str = "") -> list[str]:
         is_given = bool(getattr(config, f"{name}_kwargs"))
         return [f"{name}_kwargs: are for a registered network, and {name} is 'mlp'"] if is_given else []
     given = [f"{prefix}{part}" for part in ("norm", "dropout", "spectral_norm")]
+    defaults = {field.name: field.default for field in fields(config)}
     return [
         f"{option}: is for 'mlp', and {name} is the registered network '{kind}'; put it into that network"
         for option in given
-        if getattr(config, option) not in ("none", 0.0, False)
+        if getattr(config, option) not in ("none", 0.0, False, defaults[option])
     ]
 
 

@@ -31,6 +31,7 @@ from rl_training.experiment.files import Appender, Outage
 from rl_training.experiment.logging import ProgressCallback
 from rl_training.experiment.restoring import load_experiment
 from rl_training.experiment.runs import RunDirectory
+from rl_training.policies.layers import Dropout
 from rl_training.policies.noisy import NoisyLinear
 from rl_training.policies.parameters import ParameterStore
 from rl_training.runtime.callbacks import Callback
@@ -53,6 +54,7 @@ EXEMPT: dict[type[Any], dict[str, str]] = {
     Outage: {EVERYTHING: "whether this process could write"},
     Appender: {EVERYTHING: "what is written to a file, which has its own length"},
     ParameterStore: {"grad": "written anew before every use"},
+    Dropout: {EVERYTHING: "masks, which are drawn anew before every update and off otherwise"},
     NoisyLinear: {"_buffers": "noise, which is drawn anew before every use and off otherwise"},
 }
 """Attributes that change but are not state, by class, with the reason."""
