@@ -53,15 +53,19 @@ def arguments(task: Task, activations: dict[str, Any], left_out: tuple[str, ...]
             "exploration_fraction": epsilon["until"],
             "target_update_interval": round(own.pop("target_update_every") * num_steps / kwargs["gradient_steps"]),
         }
-    if task.algo in ("sac", "td3"):
+    if task.algo in ("sac", "td3", "tqc", "crossq"):
         assert own.pop("max_grad_norm") is None, "gradients are not clipped there"
         policy["n_critics"] = own.pop("num_critics")
-    if task.algo == "sac":
+    if task.algo in ("sac", "tqc", "crossq"):
         assert own.pop("temperature") is None
-        assert own.pop("policy_delay") == 1, "the actor learns in every step there"
         kwargs |= {"ent_coef": "auto", "target_entropy": own.pop("target_entropy") or "auto"}
-    elif task.algo == "td3":
+    if task.algo in ("sac", "tqc"):
+        assert own.pop("policy_delay") == 1, "the actor learns in every step there"
+    elif task.algo in ("td3", "crossq"):
         kwargs["policy_delay"] = own.pop("policy_delay")
+    if task.algo == "tqc":
+        kwargs["top_quantiles_to_drop_per_net"] = own.pop("num_dropped")
+        policy["n_quantiles"] = own.pop("num_quantiles")
     if noise["kind"] == "gaussian":
         kwargs["action_noise"] = gaussian(task.env_id, noise["std"])
     if memory is not None:
@@ -129,6 +133,8 @@ def side(task: Task, threads: int, clock: Clock) -> None:
         "dqn": stable_baselines3.DQN,
         "sac": stable_baselines3.SAC,
         "td3": stable_baselines3.TD3,
+        "tqc": sb3_contrib.TQC,
+        "crossq": sb3_contrib.CrossQ,
         "recurrent_ppo": sb3_contrib.RecurrentPPO,
     }
     policy, kwargs = arguments(task, {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU})

@@ -33,7 +33,14 @@ def side(task: Task, threads: int, clock: Clock) -> None:
         torch.set_num_threads(threads)
     clock.await_first_step(task.env_id)
     env = make_vec_env(task.env_id, n_envs=task.num_envs, seed=0)
-    classes: dict[str, Any] = {"ppo": sbx.PPO, "dqn": sbx.DQN, "sac": sbx.SAC, "td3": sbx.TD3}
+    classes: dict[str, Any] = {
+        "ppo": sbx.PPO,
+        "dqn": sbx.DQN,
+        "sac": sbx.SAC,
+        "td3": sbx.TD3,
+        "tqc": sbx.TQC,
+        "crossq": sbx.CrossQ,
+    }
     policy, kwargs = arguments(task, {"tanh": nn.tanh, "relu": nn.relu}, LEFT_OUT.get(task.algo, ()))
     classes[task.algo](policy, env, **kwargs).learn(task.steps, callback=watcher(task, clock))
     clock.mark("end")

@@ -82,6 +82,14 @@ ACTOR_CRITIC = {
     "max_grad_norm": None,
     "optimizer": {"name": "adam", "eps": 1e-8},
 }
+SOFT = {
+    **ACTOR_CRITIC,
+    "temperature": None,
+    "initial_temperature": 1.0,
+    "target_entropy": None,
+    "policy_delay": 1,
+    "noise": {"kind": "none"},
+}
 
 TASKS: dict[str, Task] = {
     "ppo_cartpole": Task(
@@ -133,16 +141,47 @@ TASKS: dict[str, Task] = {
         "HalfCheetah-v5",
         steps=2_800,
         start=1_600,
-        settings={
-            **ACTOR_CRITIC,
-            "temperature": None,
-            "initial_temperature": 1.0,
-            "target_entropy": None,
-            "policy_delay": 1,
-            "noise": {"kind": "none"},
-        },
+        settings=SOFT,
         sizes=(256, 256),
         total=20_000,
+    ),
+    "tqc_halfcheetah": Task(
+        "TQC, HalfCheetah-v5",
+        "tqc",
+        "HalfCheetah-v5",
+        steps=2_400,
+        start=1_600,
+        settings={**SOFT, "num_quantiles": 25, "num_dropped": 2},
+        sizes=(256, 256),
+    ),
+    "crossq_halfcheetah": Task(
+        "CrossQ, HalfCheetah-v5",
+        "crossq",
+        "HalfCheetah-v5",
+        steps=2_400,
+        start=1_600,
+        settings={**{name: value for name, value in SOFT.items() if name != "tau"}, "policy_delay": 3},
+        sizes=(256, 256),
+    ),
+    "redq_halfcheetah": Task(
+        "REDQ with one update per step, HalfCheetah-v5",
+        "redq",
+        "HalfCheetah-v5",
+        steps=2_400,
+        start=1_600,
+        settings={**SOFT, "num_critics": 10, "num_target_critics": 2},
+        peers=(),
+        sizes=(256, 256),
+    ),
+    "droq_halfcheetah": Task(
+        "DroQ with 20 updates per step, HalfCheetah-v5",
+        "droq",
+        "HalfCheetah-v5",
+        steps=400,
+        start=240,
+        settings={**SOFT, "num_target_critics": 2, "policy_delay": 20, "updates_per_step": 20.0},
+        peers=(),
+        sizes=(256, 256),
     ),
     "td3_halfcheetah": Task(
         "TD3, HalfCheetah-v5",

@@ -378,6 +378,12 @@ def test_an_update_on_each_observation_space(name, obs):
     check_update(make(name, env), env)
 
 
+@pytest.mark.parametrize("name", ["sac", "tqc", "redq", "droq", "crossq"])
+def test_an_update_on_a_dict_with_an_image(name):
+    env = EnvSpec(IMAGE_SPACES["dict"], ACTION_SPACES[spaces.Box])
+    check_update(make(name, env), env)
+
+
 @each_algorithm
 def test_training_mode_lasts_as_long_as_an_update(name):
     env = env_of(name)

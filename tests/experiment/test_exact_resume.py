@@ -143,8 +143,8 @@ OFF_POLICY = {
     "tqc-gsde": (
         "tqc",
         "Pendulum-v1",
-        {"network": {"actor_sizes": (8,), "critic_sizes": (8,), **GSDE}, "num_steps": 8},
-        {"num_envs": 2},
+        {"network": {"actor_sizes": (8,), "critic_sizes": (8,), **GSDE}, "num_steps": 4},
+        {},
     ),
     "redq": ("redq", "Pendulum-v1", {}, {"num_envs": 2}),
     "droq": ("droq", "Pendulum-v1", PRIORITIZED, {}),
