@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
@@ -39,6 +39,11 @@ METHODS: dict[Method, str] = {
     "wis": "weighted importance sampling",
     "pdis": "per-decision importance sampling",
     "dr": "doubly robust",
+}
+RATIO_ESTIMATORS: dict[str, Callable[[Tensor, Tensor, float], estimators.Estimate]] = {
+    "is": estimators.importance_sampling,
+    "wis": estimators.weighted_importance_sampling,
+    "pdis": estimators.per_decision_importance_sampling,
 }
 LOG_PROB = "log_prob"
 """The column of a dataset with the behaviour policy's log-probability (or log-density) of each recorded action."""
@@ -152,14 +157,7 @@ class _Evaluation:
         return found
 
     def run(self, method: Method, settings: FQEConfig) -> PolicyValue:
-        data = self.dataset
-        returns = returns_to_go(data, self.gamma)[data.episode_starts]
-        about = {
-            "gamma": self.gamma,
-            "deterministic": self.deterministic,
-            "num_episodes": data.num_episodes,
-            "behaviour_value": float(returns.mean()),
-        }
+        """The estimate by one method."""
         ratio = None if method == "fqe" else self._padded(self._log_ratio())
         effective = None if ratio is None else float(estimators.effective_episodes(ratio))
         if effective == 0.0:
@@ -167,25 +165,34 @@ class _Evaluation:
                 "each recorded episode has an action that the policy never takes: the ratios say nothing of its value",
                 stacklevel=5,
             )
+        spread = None
         if method in ("fqe", "dr"):
-            fitted = self._fit(settings)
-            first = self._first_values(fitted)
-            spread = float(first.mean(1).std(correction=0))
-            if ratio is None:
-                value = estimators.Estimate(first.mean(), first.mean(0).std(correction=0) / data.num_episodes**0.5)
-            else:
-                value = estimators.doubly_robust(
-                    ratio, self._padded(self._td_errors(fitted)), first.mean(0), self.gamma
-                )
-            return PolicyValue(method, *map(float, value), **about, critics_std=spread, effective_episodes=effective)
-        estimator = {
-            "is": estimators.importance_sampling,
-            "wis": estimators.weighted_importance_sampling,
-            "pdis": estimators.per_decision_importance_sampling,
-        }[method]
-        assert ratio is not None
-        value = estimator(ratio, self._padded(np.asarray(data.rewards, np.float64)), self.gamma)
-        return PolicyValue(method, *map(float, value), **about, effective_episodes=effective)
+            found, spread = self._by_fitted_q(self._fit(settings), ratio)
+        else:
+            assert ratio is not None
+            found = RATIO_ESTIMATORS[method](ratio, self._padded(np.asarray(self.dataset.rewards)), self.gamma)
+        returns = returns_to_go(self.dataset, self.gamma)[self.dataset.episode_starts]
+        return PolicyValue(
+            method=method,
+            value=float(found.value),
+            standard_error=float(found.standard_error),
+            gamma=self.gamma,
+            deterministic=self.deterministic,
+            num_episodes=self.dataset.num_episodes,
+            behaviour_value=float(returns.mean()),
+            critics_std=spread,
+            effective_episodes=effective,
+        )
+
+    def _by_fitted_q(self, fitted: FittedQ, ratio: Tensor | None) -> tuple[estimators.Estimate, float]:
+        """The estimate of fitted Q evaluation, or the doubly robust one; and its deviation over the critics."""
+        first = self._first_values(fitted)
+        spread = float(first.mean(1).std(correction=0))
+        if ratio is not None:
+            errors = self._padded(self._td_errors(fitted))
+            return estimators.doubly_robust(ratio, errors, first.mean(0), self.gamma), spread
+        error = first.mean(0).std(correction=0) / self.dataset.num_episodes**0.5
+        return estimators.Estimate(first.mean(), error), spread
 
     # Q-functions
 

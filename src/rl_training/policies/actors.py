@@ -407,14 +407,8 @@ class SquashedGaussianPolicy(ContinuousPolicy):
 
     @torch.no_grad()
     def log_prob(self, obs: Observation, action: Tensor) -> Tensor:
-        """See `StochasticPolicy.log_prob`; of the actor's distribution, without action noise.
-
-        Actions at the bounds, where the density is infinite, are moved inside by the resolution of float32.
-        """
-        mean, log_std = self.actor(obs)
-        limit = 1.0 - torch.finfo(torch.float32).eps
-        unsquashed = action.reshape(mean.shape).clamp(-limit, limit).atanh()
-        return squashed_log_prob(unsquashed, (unsquashed - mean) / log_std.exp(), log_std)
+        """See `StochasticPolicy.log_prob`; of the actor's distribution, without action noise."""
+        return self.actor.log_prob(obs, action)
 
     def choose(self, outputs: AnyArray, rng: np.random.Generator | None) -> AnyArray:
         """See `ContinuousPolicy.choose`."""

@@ -12,10 +12,10 @@ from torch import Tensor
 from rl_training.accelerate import Accelerated
 from rl_training.algorithms.bases.off_policy_actor_critic import OffPolicyActorCriticConfig
 from rl_training.contracts.algorithm import Algorithm
-from rl_training.contracts.batches import Progress, TransitionBatch, UpdateResult
+from rl_training.contracts.batches import Metrics, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.schedule import value_of
 from rl_training.contracts.spec import EnvSpec
-from rl_training.functional.values import huber, td_target
+from rl_training.functional.values import huber, q_statistics, td_target
 from rl_training.policies.discrete import DiscreteCritic, GreedyPolicy
 from rl_training.policies.layers import draw_dropout
 from rl_training.policies.networks import seeded_weights
@@ -99,6 +99,14 @@ class DiscreteCriticAlgorithm(Algorithm[ConfigT], Generic[ConfigT]):
         next_action = self.policy.mode(batch.next_obs)
         next_q: Tensor = self.critic_target.module(batch.next_obs, next_action)
         return td_target(batch.reward, batch.discount, next_q.amin(0))
+
+    @torch.no_grad()
+    def validate(self, batch: TransitionBatch) -> Metrics:
+        """See `Algorithm.validate`: the error of all critics against their targets, and statistics of Q-values."""
+        data_q: Tensor = self.policy.critic(batch.obs, batch.action)
+        policy_q: Tensor = self.policy.critic(batch.obs, self.policy.mode(batch.obs))
+        error = data_q - self.q_target(batch)
+        return {"td_error": error.square().mean().sqrt(), **q_statistics(data_q, policy_q)}
 
     def explore(self, progress: Progress) -> GreedyPolicy:
         """See `Algorithm.explore`: sets the scheduled epsilon."""

@@ -251,10 +251,9 @@ class RecordedActorCriticAlgorithm(
 
     @torch.no_grad()
     def validate(self, batch: TransitionBatch) -> Metrics:
-        """See `Algorithm.validate`: Q-values of recorded actions, and how likely these are."""
-        q = self.policy.critic(batch.obs, batch.action)
+        """See `OffPolicyActorCriticAlgorithm.validate`; also, how likely the recorded actions are."""
         log_prob = self.policy.actor.log_prob(batch.obs, batch.action)
-        return {"q_mean": q.mean(), "q_min_mean": q.amin(0).mean(), "log_prob": log_prob.mean()}
+        return {**super().validate(batch), "log_prob": log_prob.mean()}
 
 
 class InSampleAlgorithm(RecordedActorCriticAlgorithm[RecordedActorCriticConfigT], Generic[RecordedActorCriticConfigT]):
