@@ -25,7 +25,7 @@ from rl_training.deploy.recording import RecordConfig, record
 from rl_training.envs.factory import make_env
 from rl_training.experiment.checkpointing import MANIFEST
 from rl_training.experiment.datasets import open_dataset
-from rl_training.reports.dataset_plot import draw_dataset, require_matplotlib
+from rl_training.reports.dataset_plot import draw_dataset, require_picture
 
 USAGE = """usage: rl-training data check SOURCE [--env ID]      what is wrong with a dataset, or looks as if it were
        rl-training data info SOURCE                 metadata and statistics
@@ -212,7 +212,7 @@ def _convert(options: ConvertArgs) -> int:
 
 
 def _plot(options: PlotArgs) -> int:
-    require_matplotlib()
+    require_picture(options.output)
     with options.opened() as (data, _):
         place = draw_dataset(data, options.source, options.output)
     print(printable(f"wrote {place}"))

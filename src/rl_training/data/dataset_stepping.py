@@ -195,7 +195,9 @@ def _step(
 
 def _unknown_next(dataset: Dataset, rows: Indices, following: Float64) -> BoolArray:
     """Rows whose true next observation is not stored: a termination that repeats the observation before it."""
-    before = np.asarray(dataset.observations[rows], np.float64)
+    observations = dataset.observations
+    assert not isinstance(observations, dict)  # such environments have no stepper
+    before = np.asarray(observations[rows], np.float64)
     same = (before == following).reshape(len(rows), -1).all(axis=1)
     return np.asarray(same & np.asarray(dataset.terminated)[rows])
 

@@ -25,19 +25,19 @@ MAX_ROWS = 100_000
 BLUE, ORANGE = "#4477aa", "#ee7733"
 
 
-def require_matplotlib() -> None:
-    """Raise an error before any work if matplotlib is not installed."""
+def require_picture(path: Path) -> None:
+    """Raise an error before any work if the picture could not be drawn: its suffix, or matplotlib is missing."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"output: must end in {', '.join(SUFFIXES)}, got '{path}'")
     if find_spec("matplotlib") is None:
         raise MissingExtraError("plotting a dataset", "plot")
 
 
 def draw_dataset(dataset: Dataset, title: str, path: Path) -> Path:
     """Draw a dataset into an image file."""
-    require_matplotlib()
+    require_picture(path)
     from matplotlib.figure import Figure
 
-    if path.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"output: must end in {', '.join(SUFFIXES)}, got '{path}'")
     figure = Figure(figsize=(12, 3.8), dpi=150, layout="constrained")
     returns, lengths, actions = figure.subplots(1, 3)
     _histogram(returns, dataset.episode_returns, "return of an episode")

@@ -25,10 +25,10 @@ from rl_training.data.dataset import SMALL_BYTES, DatasetError, chunks
 
 NUMBERS = frozenset("biuf")
 """Kinds of dtypes that columns may have."""
-RESIDENT_BYTES = 128 * 2**20
+RESIDENT_BYTES = 256 * 2**20
 """Pages of one mapped column that may stay in this process's memory."""
-FAULT_BYTES = 64 * 1024
-"""How much the kernel maps around a page that is touched."""
+FAULT_BYTES = 512 * 1024
+"""How much the kernel may map around a page that is touched: it maps neighbours that are in its cache."""
 SUSPICIOUS_BYTES, SUSPICIOUS_RATIO = 2**30, 500
 """Content that is larger than this, and than its file by this factor, is refused as a decompression bomb."""
 CACHE_FORMAT = 1
@@ -43,6 +43,12 @@ class MappedColumn(np.memmap[Any, Any]):
     _touched = 0
 
     def __getitem__(self, index: Any) -> Any:
+        many = RESIDENT_BYTES // FAULT_BYTES
+        if isinstance(index, np.ndarray) and index.ndim == 1 and index.dtype != np.bool_ and len(index) > many:
+            found = np.empty((len(index), *self.shape[1:]), self.dtype)
+            for start in range(0, len(index), many):  # pages are given back in between
+                found[start : start + many] = self[index[start : start + many]]
+            return found
         rows = super().__getitem__(index)
         if (
             isinstance(rows, np.ndarray)
