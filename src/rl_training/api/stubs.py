@@ -34,6 +34,7 @@ IMPORTS = (
     "from rl_training.envs.wrappers import WrapperConfig",
     "from rl_training.experiment.config import TrainConfig",
     "from rl_training.experiment.logging.base import LoggerConfig",
+    "from rl_training.runtime.distributed.settings import WorkersConfig",
 )
 
 

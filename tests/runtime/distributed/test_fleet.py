@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from collections import deque
 from dataclasses import replace
 
 import pytest
@@ -164,18 +165,16 @@ class Unreliable(InlineBackend):
 
     def next(self, timeout):
         self.number += 1
-        for reasons, loses in ((self.losses, True), (self.silent, False)):
-            if self.number in reasons:
-                index, _ = self.answers[0]
-                self.answers = type(self.answers)(item for item in self.answers if item[0] != index)
-                if loses:
-                    raise WorkerLostError(index, "died (exit code -9)")
-                return None
+        if self.number in self.silent:
+            return None
+        if self.number in self.losses:
+            raise WorkerLostError(self.answers[0][0], "died (exit code -9)")
         return super().next(timeout)
 
     def start(self, index):
-        if index in self.workers:
+        if index in self.workers:  # what it had answered is lost
             self.workers.pop(index).close()
+            self.answers = deque(item for item in self.answers if item[0] != index)
         super().start(index)
 
 
