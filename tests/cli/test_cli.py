@@ -75,7 +75,9 @@ def test_help_lists_every_command(cli: Cli) -> None:
     for arguments in ([], ["--help"], ["-h"]):
         assert cli(*arguments) == 0
         assert all(re.search(rf"^  {name} ", cli.out, re.MULTILINE) for name in COMMANDS)
-    known = {"train", "eval", "resume", "runs", "plot", "report", "zoo", "tune", "export", "hub", "doctor"}
+    known = {"train", "eval", "resume", "runs", "plot", "report", "zoo", "tune", "export", "hub", "doctor"} | {
+        "check-env"
+    }
     assert set(COMMANDS) == known
 
 

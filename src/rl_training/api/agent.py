@@ -273,6 +273,8 @@ class Agent:
                     f"{', '.join(chosen)}: no effect without a run directory; pass learn(run_dir=...)", stacklevel=4
                 )
         trainer = self._experiment.trainer
+        if "box_actions" not in self._given and (problem := self._experiment.actions.problem()):
+            warnings.warn(problem, stacklevel=4)
         if isinstance(trainer, OffPolicyTrainer) and isinstance(settings, OffPolicyConfig):
             end = trainer.env_steps + more
             if end <= settings.learning_starts:
