@@ -112,8 +112,8 @@ def clip_problem(space: spaces.Space[Any]) -> str | None:
     if not np.any((half > CLIP_WIDTH) | (np.abs(middle) > half / 2)):
         return None
     return (
-        f"box_actions: is 'clip', but the bounds {space} are wide or not symmetric. The first actions are about 0, give "
-        "or take 1, and reach only a part of them: consider box_actions='rescale'"
+        f"box_actions: is 'clip', but the bounds {space} are wide or not symmetric. The first actions are about 0, "
+        "give or take 1, and reach only a part of them: consider box_actions='rescale'"
     )
 
 
