@@ -89,7 +89,7 @@ def learn(env: Any, cls: Any = PPO, **settings: Any) -> None:
         (WrongShape, r"An observation has shape \(4,\), its space says \(3,\)"),
         (LateShape, r"An observation has shape \(4,\), its space says \(3,\)"),
         (OldStep, r"old Gym API .* Return five"),
-        (OldReset, r"Reset\(\) must return \(obs, info\)"),
+        (OldReset, r"reset\(\) must return \(obs, info\)"),
         (OldSignature, r"reset\(self, \*, seed=None, options=None\)"),
         (ArrayReward, r"The reward must be a number"),
     ],
