@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def learn(env: Any, cls: Any = PPO, **settings: Any) -> None:
         (WrongShape, r"An observation has shape \(4,\), its space says \(3,\)"),
         (LateShape, r"An observation has shape \(4,\), its space says \(3,\)"),
         (OldStep, r"old Gym API .* Return five"),
-        (OldReset, r"Reset\(\) must return \(obs, info\)"),
+        (OldReset, r"reset\(\) must return \(obs, info\)"),
         (OldSignature, r"reset\(self, \*, seed=None, options=None\)"),
         (ArrayReward, r"The reward must be a number"),
     ],
@@ -189,3 +190,50 @@ def test_a_checkpoint_with_an_encoder_that_is_not_registered(tmp_path: Path) -> 
     save_checkpoint(saved.path, saved.state, saved.config, saved.metadata)
     with pytest.raises(ConfigError, match=r"unknown encoder 'mine'(.|\n)*registered before loading"):
         load(saved.path)
+
+
+# Settings without effect
+
+
+def test_files_without_a_run_directory() -> None:
+    agent = PPO("CartPole-v1", **SMALL, checkpoint_every=10)
+    with pytest.warns(UserWarning, match=r"^checkpoint_every: no effect without a run directory; pass learn\(run_dir="):
+        agent.learn(32, progress=False)
+    agent.close()
+
+
+def test_a_training_that_ends_before_learning_starts() -> None:
+    agent = SAC("Pendulum-v1", learning_starts=100, eval_every=0)
+    with pytest.warns(UserWarning, match="ends at step 100, and learning_starts is 100"):
+        agent.learn(100, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert agent.learn(1, progress=False).updates > 0
+    agent.close()
+
+
+# Habits of SB3 users
+
+
+def test_parameters_are_copied_from_one_agent_to_another() -> None:
+    one, other = (PPO("CartPole-v1", **SMALL, seed=seed) for seed in (1, 2))
+    obs = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    assert not np.array_equal(one.value(obs), other.value(obs))
+    parameters = one.get_parameters()
+    other.set_parameters(parameters)
+    before = one.value(obs)
+    assert np.array_equal(before, other.value(obs))
+    other.learn(32, progress=False)
+    assert np.array_equal(before, one.value(obs)), "the agents share no memory"
+    other.set_parameters(parameters)
+    assert np.array_equal(before, other.value(obs)), "the copy has not changed"
+
+
+def test_what_an_agent_shows() -> None:
+    agent = PPO("CartPole-v1", **SMALL)
+    assert agent.env is not None
+    assert (agent.env.num_envs, str(agent.device)) == (2, "cpu")
+    with pytest.raises(ConfigError, match="has no replay buffer"):
+        _ = agent.replay_buffer
+    off_policy = SAC("Pendulum-v1", buffer_size=64, eval_every=0)
+    assert off_policy.replay_buffer.num_rows * off_policy.replay_buffer.num_envs == 64

@@ -360,7 +360,7 @@ def test_a_compiler_that_is_gone_changes_no_bits(tmp_path: Path, monkeypatch: py
 
 def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(a_config(tmp_path).to_yaml())
-    with pytest.raises(CheckpointError, match="neither a checkpoint nor a run directory with one"):
+    with pytest.raises(CheckpointError, match="neither a checkpoint nor a run directory that contains one"):
         resume(tmp_path, progress=False)
 
 

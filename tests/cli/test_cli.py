@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rl_training
-from rl_training import TrainConfig
+from rl_training import TrainConfig, train
 from rl_training.algorithms.ppo import PPOConfig
 from rl_training.cli import COMMANDS, load_config, main
 from rl_training.contracts.schedule import Cosine, Linear
@@ -75,7 +75,8 @@ def test_help_lists_every_command(cli: Cli) -> None:
     for arguments in ([], ["--help"], ["-h"]):
         assert cli(*arguments) == 0
         assert all(re.search(rf"^  {name} ", cli.out, re.MULTILINE) for name in COMMANDS)
-    known = {"train", "eval", "ope", "resume", "runs", "plot", "report", "zoo", "tune", "export", "hub", "doctor"}
+    known = {"train", "eval", "ope", "resume", "runs", "data", "plot", "report", "zoo", "tune", "export", "hub"}
+    known |= {"doctor", "check-env"}
     assert set(COMMANDS) == known
 
 
@@ -567,3 +568,43 @@ def test_a_config_is_resolved_and_checked_once_for_a_run(
     assert cli("resume", str(run), "--total-timesteps", "128") == 0
     # the run's config (for the defaults of the options), the same with the options, and the checkpoint's own
     assert counts == {"_finish": 3, "problems": 3}
+
+
+# Spelling, presets, printing, checking
+
+
+def test_settings_of_the_algorithm_may_be_written_without_its_name(cli: Cli) -> None:
+    assert cli("train", "ppo", "CartPole-v1", "--clip-coef", "0.125", "--no-normalize-advantage", "--print-config") == 0
+    short = cli.out
+    assert "clip_coef: 0.125" in short
+    assert "normalize_advantage: false" in short
+    long = ["--algorithm.clip-coef", "0.125", "--algorithm.no-normalize-advantage"]
+    assert cli("train", "ppo", "CartPole-v1", *long, "--print-config") == 0
+    assert cli.out == short
+
+
+def test_a_preset_can_be_left_out(cli: Cli) -> None:
+    assert cli("train", "ppo", "CartPole-v1", "--no-preset", "--print-config") == 0
+    assert cli.out.strip() == TrainConfig(algo="ppo", env_id="CartPole-v1").to_yaml().strip()
+    assert cli("train", "ppo", "CartPole-v1", "--print-config") == 0
+    assert cli.out.strip() != TrainConfig(algo="ppo", env_id="CartPole-v1").to_yaml().strip()
+
+
+def test_check_env(cli: Cli) -> None:
+    assert cli("check-env", "CartPole-v1", "--num-steps", "300") == 0
+    assert "No problems found." in cli.out
+    assert cli("check-env", "Nothing-v0") == 1
+    assert "could not be made" in cli.out
+
+
+def test_results_as_json(cli: Cli, tmp_path: Path) -> None:
+    config: dict[str, Any] = {"num_envs": 2, "total_timesteps": 64, "eval_every": 0, "output_dir": str(tmp_path)}
+    run = train(TrainConfig(algo="ppo", env_id="CartPole-v1", **config, algorithm={"num_steps": 16}), progress=False)
+    assert cli("eval", run.run_dir, "--num-episodes", "3", "--json") == 0
+    found = json.loads(cli.out)
+    assert len(found["returns"]) == 3
+    assert found["mean"] == pytest.approx(sum(found["returns"]) / 3)
+    assert cli("runs", tmp_path, "--json") == 0
+    (line,) = cli.out.splitlines()
+    facts = json.loads(line)
+    assert (facts["status"], facts["env_steps"], facts["resume_grade"]) == ("finished", 64, "exact")

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from rl_training.contracts.errors import SpaceError
 from rl_training.contracts.spec import BoxActions
-from rl_training.envs.actions import ActionMap
+from rl_training.envs.actions import ActionMap, clip_problem
 
 UNEVEN = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
 
@@ -132,3 +132,15 @@ def test_given_actions_are_not_changed() -> None:
     for box_actions in get_args(BoxActions):
         ActionMap(UNEVEN, box_actions).to_env(given)
         assert given.tolist() == [[5.0, 50.0]]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "warned"),
+    [([-1], [1], False), ([-2], [2], False), ([-1, 0], [2, 10], True), ([-20], [20], True), ([-np.inf], [1], False)],
+)
+def test_bounds_that_clip_suits_badly(low, high, warned):
+    space = spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
+    assert (clip_problem(space) is not None) == warned
+    assert (ActionMap(space).problem() is not None) == warned
+    if np.isfinite(low).all():
+        assert ActionMap(space, "rescale").problem() is None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import tempfile
+import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -33,6 +35,8 @@ from rl_training.contracts.errors import CheckpointError, ConfigError, DataError
 from rl_training.contracts.random import draw_seed, random_stream
 from rl_training.contracts.spec import ACTION_MASK, EnvSpec
 from rl_training.data.dataset import Dataset, read_dataset
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.settings import OffPolicyConfig
 from rl_training.deploy.export import ExportFormat, export_policy
 from rl_training.deploy.fitted_q import FQEConfig
 from rl_training.deploy.hub import CARD, VIDEO, download, model_card, require_hub, upload
@@ -78,6 +82,8 @@ class Agent:
     """
 
     algo: ClassVar[str] = ""
+    _given: frozenset[str] = frozenset()
+    """Settings that were given as keywords."""
 
     def __init__(
         self, env: EnvLike | TrainConfig | None = None, *more: Any, eval_env: EnvLike | None = None, **settings: Any
@@ -97,6 +103,7 @@ class Agent:
         else:
             given = None if isinstance(env, str) else env
             config = resolve([Layer(_layer(self.algo, env, settings), type(self).__name__)])
+        self._given = frozenset(settings)
         self._experiment = build_experiment(config, given, eval_env)
         if config.init_from is not None:
             initialize(self._experiment, config.init_from)
@@ -239,6 +246,7 @@ class Agent:
         self, more: int, callback: Callbacks, progress: bool, run_dir: str | Path | None, on_signal: OnSignal
     ) -> TrainResult:
         require_data(self._experiment)
+        self._warn_of_settings_without_effect(more, run_dir)
         position = self._experiment.trainer.position
         directory = None
         if run_dir is not None:
@@ -256,6 +264,28 @@ class Agent:
                 progress=progress,
                 on_signal=on_signal,
             )
+
+    def _warn_of_settings_without_effect(self, more: int, run_dir: str | Path | None) -> None:
+        """Warn of chosen settings that have no effect in this `learn`; the warning shows the caller's line."""
+        config, settings = self.config, self.config.algorithm
+        if run_dir is None:
+            chosen = [name for name in ("wandb", "mlflow", "loggers", "video_every") if getattr(config, name)]
+            chosen += ["checkpoint_every"] * ("checkpoint_every" in self._given)
+            if chosen:
+                warnings.warn(
+                    f"{', '.join(chosen)}: no effect without a run directory; pass learn(run_dir=...)", stacklevel=4
+                )
+        trainer = self._experiment.trainer
+        if "box_actions" not in self._given and (problem := self._experiment.actions.problem()):
+            warnings.warn(problem, stacklevel=4)
+        if isinstance(trainer, OffPolicyTrainer) and isinstance(settings, OffPolicyConfig):
+            end = trainer.env_steps + more
+            if end <= settings.learning_starts:
+                warnings.warn(
+                    f"nothing is learned: the training ends at step {end:,}, and learning_starts is "
+                    f"{settings.learning_starts:,}",
+                    stacklevel=4,
+                )
 
     def predict(
         self,
@@ -455,6 +485,31 @@ class Agent:
     def spec(self) -> EnvSpec:
         """The spaces that the agent was made for."""
         return self._experiment.spec
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the networks."""
+        return self._experiment.device
+
+    @property
+    def env(self) -> VectorEnv[Any, Any, Any] | None:
+        """The vector environment that the agent trains in; None while it learns from recorded data alone."""
+        adapter = getattr(self._experiment.trainer.collector, "env", None)
+        return getattr(adapter, "env", None)
+
+    @property
+    def replay_buffer(self) -> ReplayBuffer:
+        """The replay buffer of an off-policy agent."""
+        return self._off_policy().sampler.buffer
+
+    def get_parameters(self) -> dict[str, Any]:
+        """Copies of the policy's weights by name: plain data and arrays."""
+        saved: dict[str, Any] = copy.deepcopy(self.algorithm.state_dict()["policy"])
+        return saved
+
+    def set_parameters(self, parameters: dict[str, Any]) -> None:
+        """Set the weights that `get_parameters` of an agent with the same networks returned; optimizers start anew."""
+        self.algorithm.start_from(copy.deepcopy(parameters))
 
     @property
     def num_timesteps(self) -> int:

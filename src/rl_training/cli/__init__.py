@@ -1,4 +1,4 @@
-"""The command line: `rl-training train | eval | ope | resume | runs | data | zoo | tune | plot | report | ...`.
+"""The command line, `rl-training`; `COMMANDS` lists its commands.
 
 This module imports neither torch nor anything else that is slow; each command imports what it needs.
 """
@@ -35,6 +35,7 @@ COMMANDS = {
     "tune": "search for better hyper-parameters: rl-training tune ppo CartPole-v1 --trials 50 --jobs 2",
     "export": "export a trained policy for deployment: rl-training export <path> --format onnx",
     "hub": "share agents on the Hugging Face Hub: rl-training hub push <path> <user/name>",
+    "check-env": "check that an environment does what training expects: rl-training check-env CartPole-v1",
     "doctor": "show versions, devices and installed extras",
 }
 
@@ -86,7 +87,7 @@ def _main(args: list[str]) -> int:
         print(f"rl-training: unknown command '{command}'. {_nearest(command)}", file=sys.stderr)
         return USAGE_ERROR
     try:
-        module = importlib.import_module(f"rl_training.cli.{command}_command")
+        module = importlib.import_module(f"rl_training.cli.{command.replace('-', '_')}_command")
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             code: int = module.run(rest)

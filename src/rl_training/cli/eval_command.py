@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -38,6 +39,7 @@ class EvalArgs:
         "zoo agents.",
     )
     render: bool = setting(False, "Render the episodes on the screen.")
+    json: bool = setting(False, "Print the result as JSON.")
     trust: bool = setting(False, "Allow the file to name a module to import (package:Env-v0).")
 
 
@@ -58,9 +60,13 @@ def run(args: list[str]) -> int:
             result = agent.render(options.num_episodes, deterministic=deterministic, seed=options.seed)
         else:
             result = agent.evaluate(options.num_episodes, deterministic=deterministic, seed=options.seed)
-        print(f"{agent} over {len(result.returns)} episodes ({_how(deterministic, agent.config.eval_epsilon)})")
+        if not options.json:
+            print(f"{agent} over {len(result.returns)} episodes ({_how(deterministic, agent.config.eval_epsilon)})")
     finally:
         agent.close()
+    if options.json:
+        print(json.dumps({"path": str(options.path), "deterministic": deterministic, **result.as_dict()}))
+        return 0
     print(
         f"mean return {result.mean:.2f} +/- {result.std:.2f}, "
         f"from {min(result.returns):.2f} to {max(result.returns):.2f}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from rl_training.algorithms.registry import registry
 from rl_training.api.session import resume
 from rl_training.cli import parsing
-from rl_training.cli.train_command import report, said
+from rl_training.cli.train_command import report, said, spelled_out
 from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.config import NETWORK_LOGGERS, TrainConfig, read_config
 from rl_training.experiment.restoring import MAY_CHANGE
@@ -39,6 +39,7 @@ def run(args: list[str]) -> int:
     path, options = Path(options[0]), options[1:]
     RunDirectory(path).require()
     base = read_config(path / CONFIG, trust=True)  # read only: `resume` checks trust
+    options = spelled_out(options, base)
     changes = parsing.parse_changes(base, options, prog="rl-training resume", description=DESCRIPTION)
     changes |= {name: f"--no-{name}" not in options for name in NETWORK_LOGGERS if name in said(options)}
     result = resume(

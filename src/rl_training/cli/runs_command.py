@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError, RLTrainingError
 from rl_training.contracts.settings import documented, setting
 from rl_training.contracts.text import printable
-from rl_training.experiment.runs import find_runs
+from rl_training.experiment.runs import RunDirectory, find_runs
 
 
 @documented
@@ -25,6 +26,7 @@ class RunsArgs:
     """List the runs in a directory, newest first."""
 
     path: Annotated[Path, tyro.conf.Positional] = setting(Path("runs"), "Directory that contains run directories.")
+    json: bool = setting(False, "Print one JSON object per run and line.")
 
 
 def run(args: list[str]) -> int:
@@ -34,6 +36,10 @@ def run(args: list[str]) -> int:
         raise ConfigError(f"'{options.path}' is not a directory; runs are written to --output-dir, by default ./runs")
     table = Table("run", "status", "steps", "best return", "resume", box=None)
     found = find_runs(options.path)
+    if options.json:
+        for entry in found:
+            print(json.dumps(_facts(entry)))
+        return 0
     for entry in found:
         try:
             data, status, steps, best = entry.metadata(), entry.status(), entry.env_steps(), entry.best_return()
@@ -55,6 +61,16 @@ def run(args: list[str]) -> int:
     if not found:
         print(f"no runs in {options.path}")
     return 0
+
+
+def _facts(entry: RunDirectory) -> dict[str, object]:
+    """What the table shows, as plain data."""
+    try:
+        grade = entry.metadata().get("resume_grade")
+        facts = {"status": entry.status(), "env_steps": entry.env_steps(), "best_return": entry.best_return()}
+    except RLTrainingError:
+        return {"run": str(entry.path), "status": "damaged"}
+    return {"run": str(entry.path), **facts, "resume_grade": grade}
 
 
 def _shown(value: object) -> str:

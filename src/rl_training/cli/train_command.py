@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shlex
 import signal
 import sys
@@ -15,7 +16,7 @@ from rl_training.api.session import train
 from rl_training.cli import parsing
 from rl_training.contracts.errors import ConfigError
 from rl_training.contracts.text import printable
-from rl_training.experiment.config import NETWORK_LOGGERS, Layer, TrainConfig
+from rl_training.experiment.config import NETWORK_LOGGERS, Layer, TrainConfig, resolve
 from rl_training.experiment.presets import Preset, presets, resolve_with_preset
 from rl_training.experiment.yaml_io import read_yaml
 from rl_training.runtime.trainer import TrainResult
@@ -25,7 +26,9 @@ DESCRIPTION = """Train an agent.
   rl-training train ppo CartPole-v1 [options]            with the preset, if there is one
   rl-training train --config my.yaml [options]           with a config file (on top of the preset, if there is one)
 
-Precedence: defaults < preset < --config < options. Also: --quiet shows only errors and the result; --trust
+Precedence: defaults < preset < --config < options. Settings of the algorithm may be written without `algorithm.`:
+--clip-coef 0.1. Also: --print-config prints the resolved config and exits; --no-preset uses the defaults instead of the
+preset; --quiet shows only errors and the result; --trust
 allows a config file to name a module to import (package:Env-v0) or to log over the network; --profile writes a table
 of the time per part and a trace (for chrome://tracing or Perfetto) to the run directory; --debug adds tracebacks to
 errors. The options below show the values that would be used."""
@@ -34,7 +37,11 @@ errors. The options below show the values that would be used."""
 def run(args: list[str]) -> int:
     """See the module."""
     profile = "--profile" in args
-    config, preset, quiet = parse_train([arg for arg in args if arg != "--profile"])
+    print_config = "--print-config" in args
+    config, preset, quiet = parse_train([arg for arg in args if arg not in ("--profile", "--print-config")])
+    if print_config:
+        print(printable(config.to_yaml().rstrip(), keep="\n"))
+        return 0
     say = (lambda text: None) if quiet else print
     if preset is not None:
         say(f"preset {preset.name}")
@@ -69,6 +76,7 @@ def parse_train(args: list[str]) -> tuple[TrainConfig, Preset | None, bool]:
     first.add_argument("--config", type=Path)
     first.add_argument("--quiet", action="store_true")
     first.add_argument("--trust", action="store_true")
+    first.add_argument("--no-preset", action="store_true")
     try:
         known, options = first.parse_known_args(args)
     except argparse.ArgumentError as error:
@@ -86,7 +94,12 @@ def parse_train(args: list[str]) -> tuple[TrainConfig, Preset | None, bool]:
             "--total-updates N`, or `rl-training train --config FILE`"
         )
     layers.append(Layer(typed, "command line"))
-    base, preset = resolve_with_preset(layers, combinations=False)  # options may still fix them
+    preset = None
+    if known.no_preset:
+        base = resolve(layers, combinations=False)
+    else:
+        base, preset = resolve_with_preset(layers, combinations=False)  # options may still fix them
+    options = spelled_out(options, base)
     changes = parsing.parse_changes(base, options, prog="rl-training train", description=DESCRIPTION)
 
     def source_of(name: str) -> str:
@@ -94,6 +107,24 @@ def parse_train(args: list[str]) -> tuple[TrainConfig, Preset | None, bool]:
         return next((layer.source for layer in reversed(layers) if name in layer.data), "command line")
 
     return base.updated(changes, "command line", source_of), preset, known.quiet
+
+
+def spelled_out(options: list[str], config: TrainConfig) -> list[str]:
+    """Options with `algorithm.` in front of the settings of the algorithm, which may be left out.
+
+    Example:
+        >>> spelled_out(["--clip-coef", "0.1"], TrainConfig(algo="ppo", env_id="CartPole-v1"))
+        ['--algorithm.clip-coef', '0.1']
+    """
+    run = {field.name for field in dataclasses.fields(TrainConfig)}
+    own = {field.name for field in dataclasses.fields(config.algorithm)} - run
+
+    def spelled(option: str) -> str:
+        name = option[2:].partition("=")[0].partition(".")[0].replace("-", "_")
+        is_own = option.startswith("--") and (name in own or name.removeprefix("no_") in own)
+        return f"--algorithm.{option[2:]}" if is_own else option
+
+    return [spelled(option) for option in options]
 
 
 def said(options: list[str]) -> dict[str, Any]:

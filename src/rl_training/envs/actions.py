@@ -22,6 +22,8 @@ from rl_training.contracts.spec import BoxActions
 
 SQUASH_LIMIT = 1.0 - 1e-6
 """Recorded actions at the bounds have no finite inverse of tanh; this is the nearest one that is used."""
+CLIP_WIDTH = 4.0
+"""Half-width of bounds from which `clip_problem` calls them wide."""
 
 
 class ActionMap:
@@ -57,6 +59,10 @@ class ActionMap:
                 self._half_width = 0.5 * (self.high - self.low)
         elif not isinstance(space, spaces.MultiBinary):
             raise SpaceError(f"actions of {type(space).__name__} are not supported: {space}")
+
+    def problem(self) -> str | None:
+        """See `clip_problem`; None for the other ways."""
+        return clip_problem(self.space) if self.box_actions == "clip" else None
 
     def to_env(self, action: AnyArray) -> AnyArray:
         """Actions as the environment expects them."""
@@ -107,6 +113,25 @@ class ActionMap:
         if self.box_actions == "squash":
             slope = slope + np.log1p(-np.square(np.tanh(action))).reshape(rows, -1).sum(1)
         return np.asarray(slope)
+
+
+def clip_problem(space: spaces.Space[Any]) -> str | None:
+    """Why `clip` suits the bounds badly, or None: the first actions of a Gaussian policy are about 0, give or take 1.
+
+    Example:
+        >>> clip_problem(spaces.Box(-1.0, 1.0, (2,))), clip_problem(spaces.Box(0.0, 10.0, (1,)))[:40]
+        (None, "box_actions: is 'clip', but the bounds B")
+    """
+    if not isinstance(space, spaces.Box) or not space.is_bounded("both"):
+        return None
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    middle, half = (low + high) / 2, (high - low) / 2
+    if not np.any((half > CLIP_WIDTH) | (np.abs(middle) > half / 2)):
+        return None
+    return (
+        f"box_actions: is 'clip', but the bounds {space} are wide or not symmetric. The first actions are about 0, "
+        "give or take 1, and reach only a part of them: consider box_actions='rescale'"
+    )
 
 
 def _clip(x: AnyArray, low: Any, high: Any) -> AnyArray:

@@ -35,7 +35,8 @@ def advice(error: BaseException | str, doing: str) -> str:
         found = REWARD
     elif any(part in text for part in ("Output array is the wrong shape", "could not broadcast", "same shape")):
         found = SHAPE if isinstance(error, str) else _shape_advice(error)
-    return f". {found[:1].upper()}{found[1:]}. {CHECK}" if found else ""
+    is_name = found.startswith(("step()", "reset()"))
+    return f". {found if is_name else found[:1].upper() + found[1:]}. {CHECK}" if found else ""
 
 
 def _shape_advice(error: BaseException) -> str:

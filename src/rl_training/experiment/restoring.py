@@ -111,8 +111,8 @@ def config_of(checkpoint: Checkpoint, *, trust: bool, **changes: Any) -> TrainCo
         raise ConfigError(
             [
                 *error.problems,
-                "Parts of your own (encoders, networks, loggers, wrappers) have to be registered before loading: import "
-                "the module that registers it",
+                "A part of your own (encoder, network, logger, wrapper, ...) has to be registered before loading: "
+                "import the module that registers it",
             ]
         ) from error
 

@@ -431,8 +431,9 @@ class TrialRunner:
         threads = 1 if self.plan.tune.jobs > 1 and config.num_threads is None else config.num_threads
         # evaluation is done here; a trial ends at its last step or when pruned
         config = config.replace(
-            seed=seed, num_threads=threads, eval_every=0, stop_reward=None, stop_patience=None, video_every=0
-        )
+            seed=seed, num_threads=threads, eval_every=0, stop_reward=None, stop_patience=None, video_every=0,
+            wandb=False, mlflow=False, loggers=[],
+        )  # fmt: skip
         facade: type[Agent] = getattr(facades, get_spec(config.algo).title)
         return facade(config)
 
