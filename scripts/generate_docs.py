@@ -3,12 +3,14 @@
 - Blocks in the pages, between `<!-- generated:KIND ARGUMENT -->` and `<!-- end -->`: tables of settings, presets,
   algorithms, commands, search spaces and trained agents, and the names of wrappers.
 - The results page and its plots, as `results_page.py` writes them.
+- The line in each preset's file that says whether it is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import re
 import sys
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from scripts import results_page
+from scripts.make_zoo_agents import picture_of
 from scripts.pages import Content, Text, number, write_stale
 
 from rl_training.algorithms.registry import own_algorithms
@@ -30,11 +33,13 @@ from rl_training.experiment.presets import presets
 from rl_training.tuning.search_space import declared, space_to_plain
 from rl_training.tuning.tune import TuneConfig
 from rl_training.zoo.descriptions import presets_table, settings_text, table
-from rl_training.zoo.manifest import results_dir
+from rl_training.zoo.manifest import Manifest, read_results, results_dir
+from rl_training.zoo.measured import measured_presets
 from rl_training.zoo.suites import Normalization, Protocol, SuiteFile, TaskFile, plain_text
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+PRESETS = results_dir().parent / "presets"
 BLOCK = re.compile(r"(<!-- generated:(\w+)(?: ([^\n]+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -63,7 +68,24 @@ def presets_block(argument: str) -> str:
     """The presets of one or more algorithms, or of environments whose ids have a prefix (`ALE/`)."""
     words = argument.split()
     begin = tuple(word for word in words if word.endswith("/"))
-    return presets_table(p for p in presets().values() if p.algo in words or p.env_id.startswith(begin))
+    found = presets_table(p for p in presets().values() if p.algo in words or p.env_id.startswith(begin))
+    curves = [curves_text(word) for word in words if word in own_algorithms()]
+    return "\n\n".join([found, *curves])
+
+
+def curves_text(algo: str) -> str:
+    """An algorithm's own learning curves, for its page in `docs/algorithms`."""
+    title = own_algorithms()[algo].title
+    if not results_page.curves_of_algorithm(algo, all_results()):
+        return f"No preset of {title} has learning curves yet; see the [results](../results.md)."
+    picture = f"![Learning curves of {title}](../figures/{results_page.curves_name(algo)}.svg)"
+    return f"{picture}\n\nThe presets of {title} as they ship: see the [results](../results.md) for how to read it."
+
+
+@functools.cache
+def all_results() -> list[Manifest]:
+    """The package's result manifests."""
+    return read_results(results_dir())
 
 
 def page_of(algo: str) -> str:
@@ -149,6 +171,20 @@ def agents_block(_: str) -> str:
     return table(["Agent", "Return", "Episodes", "Steps of training", "Changes to its preset", "Size"], rows)
 
 
+def gallery_block(_: str) -> str:
+    """The trained agents, each with its animated picture."""
+    parts = []
+    for agent in zoo_agents().values():
+        picture = f"figures/agents/{picture_of(agent.name).name}"
+        result = agent.result
+        parts.append(
+            f"### {agent.name}\n\n![{agent.name} in {agent.env_id}]({picture})\n\n"
+            f"{agent.env_id}, mean return {number(result['mean'])} ± {number(result['std'])} over {result['episodes']} "
+            f"episodes, after {result['env_steps']:,} steps: `rl-training eval {agent.address}`"
+        )
+    return "\n\n".join(parts)
+
+
 def curves_block(name: str) -> str:
     """Progress of runs recorded by `collect_curves.py`: evaluations, with the training returns beside them."""
     rows = []
@@ -179,6 +215,7 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "wrappers": wrappers_block,
     "search": search_block,
     "agents": agents_block,
+    "gallery": gallery_block,
 }
 
 
@@ -203,7 +240,15 @@ def generate(docs: Path = DOCS, results: Path | None = None) -> dict[Path, Conte
     """Every page with generated content, and every plot, in their current form."""
     pages = {path: fill(path.read_text(encoding="utf-8")) for path in sorted(docs.rglob("*.md"))}
     blocks = {path: Text(text) for path, text in pages.items() if BLOCK.search(text)}
-    return {**blocks, **results_page.contents(docs, results or results_dir())}
+    results = results or results_dir()
+    return {**blocks, **headers(results), **results_page.contents(docs, results)}
+
+
+def headers(results: Path) -> dict[Path, Content]:
+    """The package's preset files, each with the line that says whether it is measured."""
+    found = measured_presets(read_results(results)).values()
+    own = [about for about in found if about.preset.path.is_relative_to(PRESETS)]
+    return {about.preset.path: Text(about.with_header(about.preset.path.read_text("utf-8"))) for about in own}
 
 
 def stale(docs: Path = DOCS, results: Path | None = None) -> dict[Path, Content]:

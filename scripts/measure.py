@@ -57,6 +57,7 @@ QUEUE = (
     Stage("box2d", 5, most_steps=300_000, on_policy=True),
     Stage("mujoco", 5, shipped=True, on_policy=True),
     Stage("box2d", 5, on_policy=True),
+    Stage("agents", 3),
     Stage("robotics", 5),
     Stage("box2d", 5, most_steps=300_000),
     Stage("classic", 5),

@@ -40,6 +40,7 @@ from rl_training.zoo.manifest import (
     results_dir,
     write_manifest,
 )
+from rl_training.zoo.measured import measured
 from rl_training.zoo.suites import flat_settings
 
 ROOT = Path(__file__).parents[1]
@@ -196,10 +197,17 @@ def contents(docs: Path, results: Path) -> dict[Path, Content]:
         if has_curves(tasks := tasks_of(own)):
             pictures[suite] = Curves(tasks)
     for algo in registry():
-        if has_curves(tasks := tasks_of(row for row in rows if row.is_shipped and row.preset.algo == algo)):
+        if tasks := curves_of_algorithm(algo, manifests):
             pictures[curves_name(algo)] = Curves(tasks)
     found: dict[Path, Content] = {docs / PAGE: Text(results_page(results, docs / PUBLISHED))}
     return found | {docs / FIGURES / f"{name}.svg": picture for name, picture in pictures.items() if picture.is_needed}
+
+
+def curves_of_algorithm(algo: str, manifests: Sequence[Manifest]) -> list[TaskResult]:
+    """The results of an algorithm's presets as they ship, if there are curves to draw."""
+    own = [measured(preset, manifests).task for preset in presets().values() if preset.algo == algo]
+    tasks = [task for task in own if task is not None]
+    return tasks if has_curves(tasks) else []
 
 
 def curves_name(algo: str) -> str:

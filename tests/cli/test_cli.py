@@ -19,6 +19,8 @@ from rl_training.cli import COMMANDS, load_config, main
 from rl_training.contracts.schedule import Cosine, Linear
 from rl_training.experiment.presets import presets
 from rl_training.experiment.runs import RunDirectory
+from rl_training.zoo.manifest import read_results, results_dir
+from rl_training.zoo.measured import measured
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -347,6 +349,7 @@ def test_zoo_list_shows_every_preset(cli: Cli) -> None:
         line = next(line for line in cli.out.splitlines() if line.split()[:1] == [name])
         assert preset.env_id in line
         assert f"{preset.total_timesteps:,}" in line
+        assert line.rstrip().endswith(measured(preset, read_results(results_dir())).text)
     assert cli("zoo", "list", "a2c") == 0
     assert "a2c/cartpole" in cli.out
     assert "ppo/" not in cli.out

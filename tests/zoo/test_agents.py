@@ -6,9 +6,11 @@ import json
 import re
 import statistics
 from pathlib import Path
-from typing import Any
 
 import pytest
+from PIL import Image
+from scripts import make_zoo_agents
+from scripts.make_zoo_agents import GOOD, picture_of
 
 import rl_training
 from rl_training import Agent, evaluate, load
@@ -18,6 +20,10 @@ from rl_training.contracts.errors import CheckpointError
 from rl_training.experiment.agents import ZooAgent, is_zoo, locate, zoo_agents
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.presets import presets
+from rl_training.zoo.manifest import Manifest, write_manifest
+from rl_training.zoo.suites import Normalization, Protocol, get_suite, suites, task_config
+from rl_training.zoo.worker import measure, run_config
+from tests.zoo.manifests import task_result
 
 MAX_BYTES = 300_000
 EPISODES = 10
@@ -53,15 +59,24 @@ def test_it_is_as_good_as_it_says_and_an_untrained_one_is_not(agent: ZooAgent) -
     trained.close()
 
 
-GOOD = {"CartPole-v1": 500.0, "Pendulum-v1": -200.0, "Acrobot-v1": -100.0, "MountainCar-v0": -115.0}
-
-
 @each_agent
 def test_it_is_worth_shipping(agent: ZooAgent) -> None:
-    assert agent.result["mean"] >= GOOD[agent.env_id]
+    scales = [task.normalization for suite in map(get_suite, suites()) for task in suite.tasks]
+    config = load_checkpoint(agent.path).config
+    fitting = [scale for scale in scales if scale.fits(agent.env_id, config["env_kwargs"])]
+    scale = max(fitting, key=lambda scale: len(scale.env_kwargs))
+    assert scale.score(agent.result["mean"]) >= GOOD
     assert agent.result["episodes"] == 100
     assert agent.name in presets()
     assert presets()[agent.name].env_id == agent.env_id
+
+
+@each_agent
+def test_it_has_a_small_picture_in_the_gallery(agent: ZooAgent) -> None:
+    path = picture_of(agent.name)
+    assert path.stat().st_size <= MAX_BYTES
+    with Image.open(path) as picture:
+        assert picture.n_frames > 1
 
 
 @each_agent
@@ -76,6 +91,14 @@ def test_it_is_small_and_tells_nothing_of_the_machine(agent: ZooAgent) -> None:
     assert checkpoint.metadata["seed"] == agent.result["seed"]
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", agent.result["date"])
     assert {"torch", "gymnasium", "rl_training"} <= agent.result["versions"].keys()
+
+
+def test_addresses_are_of_one_agent_each() -> None:
+    addresses = [agent.address for agent in zoo_agents().values()]
+    assert len(set(addresses)) == len(addresses)
+    about = {"env_id": "LunarLander-v3"}
+    assert ZooAgent("ppo/lunarlander", Path("x"), about).address == "zoo:ppo/LunarLander-v3"
+    assert ZooAgent("ppo/lunarlander-continuous", Path("x"), about).address == "zoo:ppo/lunarlander-continuous"
 
 
 def test_names() -> None:
@@ -110,7 +133,7 @@ def test_eval_and_zoo_agents(capsys: pytest.CaptureFixture[str]) -> None:
         (row,) = [line for line in lines if line.split()[:1] == [agent.address]]
         assert f"{agent.result['mean']:.1f} +/- {agent.result['std']:.1f}" in row
     assert main(["zoo", "agents", "sac"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["zoo:sac/Pendulum-v1"]
+    assert "zoo:sac/Pendulum-v1" in [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
     assert main(["eval", "zoo:ppo/Nothing-v0"]) == 2
     assert "ships no agent" in capsys.readouterr().err
     assert main(["resume", "zoo:ppo/CartPole-v1"]) == 2
@@ -129,23 +152,45 @@ def test_videos_go_to_the_working_directory(
     assert sorted(path.name for path in locate("zoo:ppo/cartpole").parent.rglob("*")) == before
 
 
-def test_the_script_makes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scripts import make_zoo_agents
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a suite with one finished run of PPO with a small network, shortened."""
+    directory = tmp_path_factory.mktemp("finished")
+    config = task_config(presets()["ppo/cartpole"], {"algorithm": SMALL}, "test")
+    short = run_config(config.replace(total_timesteps=600), Protocol(2, 2, 2), 2, directory)
+    result = measure(short, 2)
+    assert result is not None
+    about = {"settings": {"algorithm": SMALL}, "normalization": Normalization("CartPole-v1", 0.0, 5.0, "little")}
+    other = task_result("ppo/cartpole", result, settings={"total_timesteps": 600})
+    write_manifest(
+        directory / "manifest.json", Manifest(1, "mine", [task_result("ppo/cartpole", result, **about), other])
+    )
+    return directory
 
-    assert set(make_zoo_agents.RECIPES) == set(zoo_agents()), "what is shipped is what the script makes"
+
+SMALL = {"network": {"actor_sizes": [8], "critic_sizes": [8]}}
+
+
+def test_the_script_makes_one_from_a_run(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make_zoo_agents, "AGENTS", tmp_path)
     monkeypatch.setattr(make_zoo_agents, "EPISODES", 5)
-    short: dict[str, Any] = {"total_timesteps": 600, "eval_every": 256}
-    recipe = make_zoo_agents.Recipe(8.0, short)
-    monkeypatch.setitem(make_zoo_agents.RECIPES, "ppo/cartpole", recipe)
-    about = make_zoo_agents.make("ppo/cartpole", seed=2)
-    written = json.loads((tmp_path / "ppo/cartpole/result.json").read_text())
-    assert written == json.loads(json.dumps(about))
+    assert [found.task.settings for found in make_zoo_agents.candidates(finished)] == [{"algorithm": SMALL}]
+    assert make_zoo_agents.make_all([finished, tmp_path], ["dqn/cartpole"]) == []
+    assert make_zoo_agents.make_all([finished, tmp_path], []) == ["ppo/cartpole"]
+    about = json.loads((tmp_path / "ppo/cartpole/result.json").read_text())
     found = evaluate(tmp_path / "ppo/cartpole/checkpoint", 5, deterministic=True, seed=about["episode_seed"])
     assert round(found.mean, 2) == about["mean"], "the same episodes give the same return"
     assert round(statistics.pstdev(found.returns), 2) == about["std"]
-    assert about["changes"] == short
-    monkeypatch.setitem(make_zoo_agents.RECIPES, "ppo/cartpole", make_zoo_agents.Recipe(501.0, short))
-    with pytest.raises(SystemExit, match="not written"):
-        make_zoo_agents.make("ppo/cartpole", seed=3)
-    assert json.loads((tmp_path / "ppo/cartpole/result.json").read_text()) == written
+    assert about["changes"] == SMALL
+    monkeypatch.setattr(make_zoo_agents, "GOOD", 1_000.0)
+    assert make_zoo_agents.make_all([finished], []) == []
+    assert json.loads((tmp_path / "ppo/cartpole/result.json").read_text()) == about, "the one before is still there"
+
+
+def test_a_picture_is_small_and_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make_zoo_agents, "PICTURES", tmp_path)
+    path = make_zoo_agents.film(zoo_agents()["trpo/mountaincar"])
+    assert path.stat().st_size <= MAX_BYTES
+    with Image.open(path) as picture:
+        assert picture.width == make_zoo_agents.WIDTH
+        assert picture.n_frames > 20

@@ -95,11 +95,16 @@ def _agents(algo: str) -> Table:
 
 
 def _presets(algo: str) -> Table:
-    table = Table("preset", "algorithm", "environment", "steps", box=None)
+    from rl_training.zoo.manifest import read_results, results_dir
+    from rl_training.zoo.measured import measured
+
+    manifests = read_results(results_dir())
+    table = Table("preset", "algorithm", "environment", "steps", "measured", box=None)
     for preset in presets().values():
         if algo in ("", preset.algo):
             kwargs = " ".join(f"{key}={value}" for key, value in preset.env_kwargs.items())
-            table.add_row(preset.name, preset.algo, f"{preset.env_id} {kwargs}".strip(), f"{preset.total_timesteps:,}")
+            about = f"{preset.env_id} {kwargs}".strip(), f"{preset.total_timesteps:,}"
+            table.add_row(preset.name, preset.algo, *about, measured(preset, manifests).text)
     return table
 
 

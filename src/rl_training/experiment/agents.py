@@ -16,6 +16,7 @@ from typing import Any
 
 from rl_training.contracts.errors import CheckpointError
 from rl_training.experiment.files import read_mapping
+from rl_training.experiment.presets import find_preset
 
 PREFIX = "zoo:"
 RESULT, CHECKPOINT = "result.json", "checkpoint"
@@ -39,8 +40,11 @@ class ZooAgent:
 
     @property
     def address(self) -> str:
-        """The address to pass to `load` or on the command line."""
-        return f"{PREFIX}{self.name.partition('/')[0]}/{self.env_id}"
+        """The address to pass to `load` or on the command line: by environment, or by preset if it has several."""
+        algo = self.name.partition("/")[0]
+        preset = find_preset(algo, self.env_id)
+        is_first = preset is not None and preset.name == self.name
+        return f"{PREFIX}{algo}/{self.env_id}" if is_first else f"{PREFIX}{self.name}"
 
 
 @functools.cache
