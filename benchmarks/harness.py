@@ -30,7 +30,9 @@ PEERS = {
 }
 """Packages installed for each peer, besides its own dependencies."""
 NAMES = {"ours": "rl_training", "sb3": "Stable-Baselines3", "sbx": "SBX"}
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "XLA_FLAGS", "NPROC", "PJRT_NPROC")
+THREAD_VARIABLES = (
+    "GOMP_SPINCOUNT", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "XLA_FLAGS", "NPROC", "PJRT_NPROC",
+)  # fmt: skip
 """Not inherited from the calling process: each side sets its own."""
 
 
