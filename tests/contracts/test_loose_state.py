@@ -51,6 +51,7 @@ def make_config(spec: AlgorithmSpec, output: Path) -> TrainConfig:
     return TrainConfig(
         algo=spec.name,
         env_id=small_env(spec),
+        env_kwargs={"max_episode_steps": 40},
         num_envs=2,
         total_timesteps=320,
         normalize_obs=True,
