@@ -34,7 +34,9 @@ OFFLINE_PEERS = {"d3rlpy": ["torch==2.13.0", "d3rlpy==2.8.1", "numpy==2.4.6"]}
 AFTERWARDS = {"d3rlpy": ["gymnasium==1.4.0", "mujoco==4.0.0", "imageio==2.38.1"]}
 """Installed in a second step: d3rlpy names an older gymnasium, and all sides are evaluated in the same environments."""
 NAMES = {"ours": "rl_training", "sb3": "Stable-Baselines3", "sbx": "SBX", "d3rlpy": "d3rlpy"}
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "XLA_FLAGS", "NPROC", "PJRT_NPROC")
+THREAD_VARIABLES = (
+    "GOMP_SPINCOUNT", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "XLA_FLAGS", "NPROC", "PJRT_NPROC",
+)  # fmt: skip
 """Not inherited from the calling process: each side sets its own."""
 
 

@@ -10,12 +10,15 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.figures import RatioPlot, SweepPlot
 from benchmarks.harness import NAMES, RESULTS, ROOT
 from benchmarks.scaling import SWEEPS
+from benchmarks.sides.run_tier import TIERS
+from benchmarks.sides.space_tasks import CELLS
 from benchmarks.sides.tasks import TASKS
 from benchmarks.summaries import Shares, Spread, ratios, seconds_to, spread, spread_of
 from scripts.pages import Content, Text, write_stale
@@ -128,6 +131,21 @@ these kernels can be faster; rl_training has its own for products and convolutio
 sides' shares of that are those of their medians above.
 """
 
+SPACES = """\
+## Observation and action spaces
+
+Steps per second with one thread on both sides, in a cheap environment that is the same for all
+(`benchmarks/spaces.py`). *Times as fast* is the median of the turns' ratios.
+"""
+
+TIERS_TEXT = """\
+## What each tier gives
+
+Steps per second of the same run with more and more of what `rl_training/accelerate` does (`benchmarks/tiers.py`), the
+median of the turns. Rows that end in *beside N* had so many busy processes as neighbours. In rows that end in *to N*,
+the number is steps per second from the start of the process, with nothing compiled before.
+"""
+
 MEANS = """\
 ## By what means
 
@@ -182,6 +200,8 @@ than an hour, and writes this page anew:
 | `python benchmarks/frame_replay.py` | replay of Atari | 1 |
 | `python benchmarks/limits.py` | products, convolutions and environments alone | 1 |
 | `python benchmarks/scaling.py` | what it is bound by; `--sweep`, `--seconds`, `--repeats` | 12 |
+| `python benchmarks/spaces.py` | observation and action spaces; `--cell`, `--repeats`, `--share` | 30 |
+| `python benchmarks/tiers.py` | what each tier gives; `--task`, `--tier`, `--neighbours`, `--total` | hours |
 | `python benchmarks/page.py` | nothing: it writes this page | |
 """
 
@@ -195,6 +215,8 @@ class Results:
     sweeps: dict[str, Any] = field(default_factory=dict)
     frames: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, Any] = field(default_factory=dict)
+    spaces: dict[str, Any] = field(default_factory=dict)
+    tiers: dict[str, Any] = field(default_factory=dict)
 
 
 def read_results(directory: Path = RESULTS) -> Results:
@@ -213,6 +235,8 @@ def read_results(directory: Path = RESULTS) -> Results:
         ordered(read("scaling").get("sweeps", {}), SWEEPS),
         read("frame_replay"),
         ordered(read("limits").get("tasks", {}), TASKS),
+        ordered(read("spaces").get("cells", {}), CELLS),
+        read("tiers").get("tasks", {}),
     )
 
 
@@ -260,6 +284,10 @@ def page(results: Results) -> str:
         parts += [REPLAY, table(["Transitions", "Side", "Memory", "Times the raw data"], rows) + "\n"]
     if results.sweeps:
         parts += [SCALING, *(sweep_part(name, sweep) for name, sweep in results.sweeps.items())]
+    if results.spaces:
+        parts += [SPACES, spaces_table(results.spaces)]
+    if results.tiers:
+        parts += [TIERS_TEXT, tiers_table(results.tiers)]
     parts += [MEANS, AGAIN, where_part(results)]
     return "\n".join(parts)
 
@@ -478,6 +506,33 @@ def sweep_part(name: str, sweep: Mapping[str, Any]) -> str:
     )
 
 
+def spaces_table(cells: Mapping[str, Any]) -> str:
+    """Both sides of every cell; a dash where one failed."""
+    rows = []
+    for name, cell in cells.items():
+        speeds = [number(cell["median"][side]) if side in cell["median"] else "–" for side in ("ours", "sb3")]
+        rows.append([name, *speeds, "–" if cell["ratio"] is None else f"**{cell['ratio']:.2f}**"])
+    return table(["Algorithm and space", SHORT["ours"], SHORT["sb3"], "Times as fast"], rows) + "\n"
+
+
+def tiers_table(tasks: Mapping[str, Any]) -> str:
+    """The median speed of every tier and peer that was measured; a dash where one failed or was left out."""
+    names = [name for name in (*TIERS, *PEERS) if any(name in task["median"] for task in tasks.values())]
+    rows = []
+    for title, task in tasks.items():
+        speeds = {name: tier_speed(task, name) for name in names if name in task["median"]}
+        rows.append([title, *(number(speeds[name]) if name in speeds else "–" for name in names)])
+    lines = [f"- `{name}`: {TIERS[name]}." for name in names if name in TIERS]
+    return "\n".join([table(["Task", *(SHORT.get(name, name) for name in names)], rows), "", *lines, ""])
+
+
+def tier_speed(task: Mapping[str, Any], name: str) -> float:
+    """Median steps per second: from the start of the process, if the run was measured to a step."""
+    if not task["total"]:
+        return float(task["median"][name])
+    return float(task["total"] / median(task["seconds"][name]))
+
+
 def shares_of(runs: Sequence[Mapping[str, Any]]) -> Shares:
     """The mean fractions of time over some runs."""
     return Shares(*(sum(run[name] for run in runs) / len(runs) for name in Shares._fields))
@@ -485,7 +540,8 @@ def shares_of(runs: Sequence[Mapping[str, Any]]) -> Shares:
 
 def where_part(results: Results) -> str:
     """Machines, versions, commits and dates of the results."""
-    measured = (*results.tasks.values(), *results.sweeps.values(), *results.limits.values())
+    parts = (results.tasks, results.sweeps, results.limits, results.spaces, results.tiers)
+    measured = [entry for part in parts for entry in part.values()]
     abouts = [entry["about"] for entry in measured]
     abouts += [part["about"] for part in (results.costs, results.frames) if "about" in part]
     lines = ["## Where it was measured\n"]

@@ -69,7 +69,7 @@ def run(side: Callable[[Task, int, Clock], None], packages: tuple[str, ...]) -> 
     clock = Clock(args.spawned)
     task = TASKS[args.task]
     if args.steps:
-        task = dataclasses.replace(task, steps=args.steps)
+        task = dataclasses.replace(task, steps=args.steps, start=min(task.start, args.steps // 2))
     side(task, args.threads, clock)
     clock.mark("end")
     steps = task.steps - task.start

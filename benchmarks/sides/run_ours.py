@@ -30,8 +30,6 @@ def config_of(task: Task, threads: int, directory: str) -> dict[str, Any]:
 
 
 def side(task: Task, threads: int, clock: Clock) -> None:
-    import torch
-
     from rl_training.api.session import train
     from rl_training.experiment.config import Layer, resolve
 
@@ -40,6 +38,8 @@ def side(task: Task, threads: int, clock: Clock) -> None:
 
     def watch(run: Any) -> None:
         if run.env_steps >= task.start and clock.threads is None:
+            import torch  # not before rl_training, which sets up its threads
+
             clock.threads = torch.get_num_threads()
             clock.mark("start")
 

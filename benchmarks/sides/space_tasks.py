@@ -69,8 +69,8 @@ class SpaceEnv(gym.Env[Any, Any]):
         return {"action_mask": self.action_masks().astype(np.int8)} if self.masked else {}
 
 
-def length(cell: str) -> tuple[int, int]:
-    """The last step of a run, and the step from which it is measured."""
-    share = IMAGE_SHARE if "image" in cell else 1
+def length(cell: str, share: int = 1) -> tuple[int, int]:
+    """The last step of a run, and the step from which it is measured; with `share` times fewer steps."""
+    share *= IMAGE_SHARE if "image" in cell else 1
     algo = CELLS[cell][0]
     return STEPS[algo] // share, START[algo] // share

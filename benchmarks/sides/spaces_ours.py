@@ -9,11 +9,11 @@ import time
 from space_tasks import CELLS, SpaceEnv, length
 
 
-def main(cell: str) -> dict[str, float]:
+def main(cell: str, share: int = 1) -> dict[str, float]:
     import rl_training
 
     algo, observation, action = CELLS[cell]
-    steps, start = length(cell)
+    steps, start = length(cell, share)
     settings = {
         "ppo": {"num_envs": 8, "num_steps": 128, "num_epochs": 4, "minibatch_size": 256},
         "dqn": {"learning_starts": 100, "num_steps": 1, "updates_per_step": 1.0, "batch_size": 64},
@@ -37,4 +37,4 @@ def main(cell: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1])))
+    print(json.dumps(main(sys.argv[1], *map(int, sys.argv[2:]))))

@@ -10,7 +10,7 @@ from typing import Any
 from space_tasks import CELLS, SpaceEnv, length
 
 
-def main(cell: str) -> dict[str, float]:
+def main(cell: str, share: int = 1) -> dict[str, float]:
     import torch
     from stable_baselines3 import DQN, PPO, SAC
     from stable_baselines3.common.callbacks import BaseCallback
@@ -18,7 +18,7 @@ def main(cell: str) -> dict[str, float]:
 
     torch.set_num_threads(1)
     algo, observation, action = CELLS[cell]
-    steps, start = length(cell)
+    steps, start = length(cell, share)
     policy = {"Dict": "MultiInputPolicy"}.get(observation, "CnnPolicy" if "image" in observation else "MlpPolicy")
     env = DummyVecEnv([lambda: SpaceEnv(observation, action)] * (8 if algo == "ppo" else 1))
     common: dict[str, Any] = {"seed": 0, "device": "cpu"}
@@ -60,4 +60,4 @@ def main(cell: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1])))
+    print(json.dumps(main(sys.argv[1], *map(int, sys.argv[2:]))))

@@ -11,6 +11,7 @@ from rl_training import load
 MODES = ["off", "auto"]
 PPO = {"num_steps": 16, "num_epochs": 2, "minibatch_size": 16, "num_envs": 2}
 REPLAY = {"learning_starts": 8, "batch_size": 8}
+TWO_LAYERS = {"network": {"actor_sizes": (16, 16), "critic_sizes": (16, 16)}}
 AGENTS = {
     "PPO": ("CartPole-v1", PPO, 64, "actor", "head.linear"),
     "A2C": ("CartPole-v1", {"num_envs": 2}, 60, "actor", "head.linear"),
@@ -21,8 +22,8 @@ AGENTS = {
         "network.hidden.1",
         "network.head",
     ),
-    "SAC": ("Pendulum-v1", REPLAY, 40, "actor.trunk.hidden.0", "actor.trunk.head"),
-    "TD3": ("Pendulum-v1", {**REPLAY, "policy_delay": 1}, 40, "actor.trunk.hidden.0", "actor.trunk.head"),
+    "SAC": ("Pendulum-v1", {**REPLAY, **TWO_LAYERS}, 40, "actor.trunk.hidden.0", "actor.trunk.head"),
+    "TD3": ("Pendulum-v1", {**REPLAY, **TWO_LAYERS, "policy_delay": 1}, 40, "actor.trunk.hidden.0", "actor.trunk.head"),
 }
 each_agent = pytest.mark.parametrize("name", AGENTS)
 each_mode = pytest.mark.parametrize("mode", MODES)

@@ -23,7 +23,8 @@ COMPILED_AFTER = 3
 def test_every_algorithm_learns_the_same_when_it_is_compiled(
     spec: AlgorithmSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(make_config(spec, tmp_path / "plain"), progress=False)
+    config = make_config(spec, tmp_path / "plain").replace(eval_every=0, stop_reward=None)
+    train(config, progress=False)
     calls: dict[Takeover, int] = {}
     refusals: list[str] = []
     plainly = Takeover.run
@@ -39,7 +40,7 @@ def test_every_algorithm_learns_the_same_when_it_is_compiled(
         refusals.append(own.refusal)
 
     monkeypatch.setattr(Takeover, "run", run)
-    train(make_config(spec, tmp_path / "compiled"), progress=False)
+    train(config.replace(output_dir=tmp_path / "compiled"), progress=False)
     runs = [only_run(tmp_path / name) for name in ("plain", "compiled")]
     assert set(refusals) <= {""}
     assert differences(*runs, ignoring=("/config", "/callbacks/StopAfterSeconds")) == []

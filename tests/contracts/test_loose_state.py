@@ -52,6 +52,7 @@ def make_config(spec: AlgorithmSpec, output: Path) -> TrainConfig:
     return TrainConfig(
         algo=spec.name,
         env_id=small_env(spec),
+        env_kwargs={"max_episode_steps": 40},
         num_envs=2,
         normalize_obs=True,
         normalize_reward=not only_offline(spec),

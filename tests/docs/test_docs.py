@@ -273,6 +273,16 @@ def test_readme_names_what_exists():
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(project["optional-dependencies"])
 
 
+@pytest.mark.parametrize("title", ["PPO", "SAC"])
+def test_an_update_is_read_in_few_files(title):
+    """The reading order names files that exist, and they stay short; blank lines count too."""
+    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Reading an update")[2]
+    lines = re.search(rf"^{title}[^\n]*:\n\n((?:\|.*\n)+)", section, re.MULTILINE)[1].splitlines()[2:]
+    files = [re.match(r"\| \d \| `([^`]+)` \|", line)[1] for line in lines]
+    assert 4 <= len(files) <= 8
+    assert sum(len((ROOT / "src/rl_training" / file).read_text().splitlines()) for file in files) <= 1_000
+
+
 def test_make_targets_that_are_named_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))

@@ -35,7 +35,7 @@ ON_POLICY = [spec for spec in registry().values() if Regime.ON_POLICY in spec.re
 def agent(spec, env, **settings):
     """A small agent that evaluates now and then."""
     own = {"num_steps": 16} if "num_steps" in spec.config.__dataclass_fields__ else {}
-    settings = {"num_envs": 2, "seed": 3, "eval_every": 200, "eval_episodes": 2, **own, **settings}
+    settings = {"num_envs": 2, "seed": 3, "eval_every": 80, "eval_episodes": 2, **own, **settings}
     return getattr(rl_training, spec.title)(env, **settings)
 
 
@@ -44,40 +44,53 @@ def state_of(trained):
     return flat(trained._experiment.trainer.state_dict())
 
 
+SHORT = {"env_kwargs": {"max_episode_steps": 40}}
+ENVIRONMENTS = {
+    "CartPole": ("CartPole-v1", {}),
+    "CartPole-native": ("CartPole-v1", {"vectorization": "native", **NORMALIZED}),
+    "CartPole-async": ("CartPole-v1", {"vectorization": "async"}),
+    "Pendulum": ("Pendulum-v1", {**SHORT, **NORMALIZED}),
+    "frames": ("Acrobot-v1", {**SHORT, "wrappers": [{"name": "FrameStackObservation", "kwargs": {"stack_size": 3}}]}),
+    "Ant": ("Ant-v5", {**SHORT, **NORMALIZED}),
+    "Ant-async": ("Ant-v5", {**SHORT, "vectorization": "async"}),
+    "Taxi": ("Taxi-v4", SHORT),
+}
+
+
 @pytest.mark.parametrize("spec", ON_POLICY, ids=lambda spec: spec.name)
-@pytest.mark.parametrize(
-    ("env", "settings"),
-    [
-        ("CartPole-v1", {}),
-        ("CartPole-v1", {"vectorization": "native", **NORMALIZED}),
-        ("CartPole-v1", {"vectorization": "async"}),
-        ("Pendulum-v1", NORMALIZED),
-        ("Acrobot-v1", {"wrappers": [{"name": "FrameStackObservation", "kwargs": {"stack_size": 3}}]}),
-        ("Ant-v5", NORMALIZED),
-        ("Ant-v5", {"vectorization": "async"}),
-        ("Taxi-v4", {}),
-    ],
-    ids=lambda value: value if isinstance(value, str) else ",".join(value) or "plain",
-)
-def test_saved_and_loaded_in_the_middle(spec, env, settings, tmp_path):
-    check_saved_and_loaded(spec, env, settings, tmp_path)
+@pytest.mark.parametrize("name", ["CartPole", "Pendulum"])
+def test_saved_and_loaded_in_the_middle(spec, name, tmp_path):
+    """Every algorithm, with discrete and with continuous actions."""
+    check_saved_and_loaded(spec, *ENVIRONMENTS[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in ENVIRONMENTS if name not in ("CartPole", "Pendulum")])
+def test_saved_and_loaded_in_each_environment(name, tmp_path):
+    """What an environment adds to the state does not depend on the algorithm."""
+    check_saved_and_loaded(registry()["ppo"], *ENVIRONMENTS[name], tmp_path)
+
+
+def test_saved_and_loaded_with_a_recurrent_policy_and_workers(tmp_path):
+    check_saved_and_loaded(registry()["recurrent_ppo"], *ENVIRONMENTS["CartPole-async"], tmp_path)
 
 
 @pytest.mark.parametrize("name", ["ppo", "a2c", "trpo"])
 def test_saved_and_loaded_with_state_dependent_noise(name, tmp_path):
-    check_saved_and_loaded(registry()[name], "Pendulum-v1", {"network": {**GSDE, "sde_sample_freq": 5}}, tmp_path)
+    check_saved_and_loaded(
+        registry()[name], "Pendulum-v1", {**SHORT, "network": {**GSDE, "sde_sample_freq": 5}}, tmp_path
+    )
 
 
 def check_saved_and_loaded(spec, env, settings, tmp_path):
     whole = agent(spec, env, **settings)
-    whole.learn(600, progress=False)
+    whole.learn(240, progress=False)
     stopped = agent(spec, env, **settings)
-    stopped.learn(600, progress=False, callback=lambda run: run.env_steps < 250)
-    assert stopped.num_timesteps < 600
+    stopped.learn(240, progress=False, callback=lambda run: run.env_steps < 100)
+    assert stopped.num_timesteps < 240
     stopped.save(tmp_path / "agent")
     stopped.close()
     resumed = load(tmp_path / "agent")
-    resumed.learn(600 - resumed.num_timesteps, progress=False)
+    resumed.learn(240 - resumed.num_timesteps, progress=False)
     expected, found = state_of(whole), state_of(resumed)
     whole.close()
     resumed.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +70,24 @@ def test_tasks_are_sound(task: Any) -> None:
     assert [finding for finding in check_env(task) if finding.level == "error"] == []
 
 
-@pytest.mark.parametrize("name", AGENTS)
+def each(quick: Iterable[Any], names: Iterable[Any]) -> list[Any]:
+    """Parameters: those in `quick` in every run of the tests, the others in the learning tests."""
+    quick = list(quick)
+    return [pytest.param(*_row(name), marks=() if name in quick else pytest.mark.learning) for name in names]
+
+
+def _row(name: Any) -> tuple[Any, ...]:
+    return name if isinstance(name, tuple) else (name,)
+
+
+@pytest.mark.parametrize("name", each(["PPO", "DQN"], AGENTS))
 def test_nature_cnn_reads_strokes_in_places_that_are_new_to_it(name: str) -> None:
     before, after = score_at_other_places(name, AGENTS[name][0], {})
     assert before <= 0.7
     assert after >= 0.9
 
 
-@pytest.mark.parametrize("name", ["PPO", "DQN"])
+@pytest.mark.parametrize("name", each(["DQN"], ["PPO", "DQN"]))
 def test_impala_cnn_reads_strokes_in_places_that_are_new_to_it(name: str) -> None:
     network = {**AGENTS[name][1]["network"], "encoder": "impala_cnn"}
     before, after = score_at_other_places(name, {"PPO": 3_072, "DQN": 1_536}[name], {"size": 18}, network=network)
@@ -116,18 +127,18 @@ class Flat(ImageEncoder):
 WIDE: dict[str, Any] = {"PPO": {"actor_sizes": (256, 256), "critic_sizes": (256, 256)}, "DQN": {"sizes": (256, 256)}}
 
 
-@pytest.mark.parametrize(
-    ("name", "encoder", "task"),
-    [
-        ("PPO", Flat, {}),
-        ("PPO", NatureCNN, {"scrambled": True}),
-        ("PPO", BrokenNature, {}),
-        ("DQN", Flat, {}),
-        ("PPO", Flat, {"size": 18}),
-        ("PPO", ImpalaCNN, {"size": 18, "scrambled": True}),
-        ("PPO", BrokenImpala, {"size": 18}),
-    ],
-)
+CONTROLS: list[tuple[str, Any, dict[str, Any]]] = [
+    ("PPO", Flat, {}),
+    ("PPO", NatureCNN, {"scrambled": True}),
+    ("PPO", BrokenNature, {}),
+    ("DQN", Flat, {}),
+    ("PPO", Flat, {"size": 18}),
+    ("PPO", ImpalaCNN, {"size": 18, "scrambled": True}),
+    ("PPO", BrokenImpala, {"size": 18}),
+]
+
+
+@pytest.mark.parametrize(("name", "encoder", "task"), each([CONTROLS[2], CONTROLS[4]], CONTROLS))
 def test_nothing_else_reads_them(
     name: str, encoder: Any, task: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,9 +149,12 @@ def test_nothing_else_reads_them(
     assert after <= 0.8
 
 
-@pytest.mark.parametrize(
-    ("name", "task"), [("PPO", {"channels": "first"}), ("PPO", {"number": True}), ("DQN", {"number": True})]
-)
+FORMS: list[tuple[str, dict[str, Any]]] = [
+    ("PPO", {"channels": "first"}), ("PPO", {"number": True}), ("DQN", {"number": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "task"), each([FORMS[2]], FORMS))
 def test_strokes_are_read_in_other_forms(name: str, task: dict[str, Any]) -> None:
     network = {**AGENTS[name][1]["network"], "encoder": "auto"}  # by the space: the same, or one for each entry
     before, after = score_at_other_places(name, {"PPO": 6_144, "DQN": 4_096}[name], task, network=network)
@@ -160,8 +174,10 @@ MOTION: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", MOTION)
-@pytest.mark.parametrize("padding", ["reset", "zero", None])
+STACKS = [(name, padding) for name in MOTION for padding in ("reset", "zero", None)]
+
+
+@pytest.mark.parametrize(("name", "padding"), each([("PPO", None), ("PPO", "reset"), ("DQN", "zero")], STACKS))
 def test_motion_is_seen_in_a_stack_only(name: str, padding: str | None) -> None:
     """7 is the best return, and 3.5 that of guessing."""
     stack = {"name": "FrameStackObservation", "kwargs": {"stack_size": 2, "padding_type": padding}}
@@ -193,8 +209,7 @@ def pong_agent(name: str, **settings: Any) -> Any:
     return getattr(rl_training, name).from_preset("ALE/Pong-v5", **given)
 
 
-@pytest.mark.parametrize("name", PONG)
-@pytest.mark.parametrize("vectorization", ["native", "sync"])
+@pytest.mark.parametrize(("name", "vectorization"), [("PPO", "native"), ("DQN", "sync")])
 def test_pong_from_training_to_prediction(name: str, vectorization: str, tmp_path: Path) -> None:
     if vectorization == "sync":
         pytest.importorskip("cv2")

@@ -18,7 +18,7 @@ def without_torchs_compiler() -> Iterator[None]:
     """Make a torch optimizer without importing `torch._dynamo`, which takes about two seconds.
 
     Torch imports it only to exclude `Optimizer.add_param_group` from compilation. Nothing is compiled here, and
-    afterwards everything is as before; if the compiler has been imported already, or torch has changed, nothing is done.
+    afterwards everything is as before. If the compiler was imported already, or torch has changed, this does nothing.
     """
     function: Any = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
     if function is None or "torch._dynamo" in sys.modules or hasattr(function, _DISABLED):

@@ -40,8 +40,7 @@ from rl_training.envs.factory import EnvLike
 from rl_training.envs.wrappers import WrapperConfig
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging.base import LoggerConfig
-from rl_training.policies.actors import OffPolicyNetworkConfig
-from rl_training.policies.actors import StochasticNetworkConfig
+from rl_training.policies.actors import OffPolicyNetworkConfig, StochasticNetworkConfig
 from rl_training.policies.behaviour import BehaviourNetworkConfig
 from rl_training.policies.exploration import NoiseConfig
 from rl_training.policies.networks import ActorCriticNetworkConfig
@@ -49,7 +48,35 @@ from rl_training.policies.optimizers import OptimizerConfig
 from rl_training.policies.pixels import PixelNetworkConfig
 from rl_training.policies.q_networks import QNetworkConfig
 
-__all__ = ["A2C", "APPO", "BC", "BCQ", "BEAR", "C51", "CQL", "DDPG", "DQN", "EDAC", "IMPALA", "IQL", "IQN", "PPO", "QRDQN", "SAC", "TD3", "TD3BC", "TQC", "TRPO", "ApeX", "CalQL", "DiscreteSAC", "DrQv2", "Rainbow", "ReBRAC", "RecurrentPPO"]
+__all__ = [
+    "A2C",
+    "APPO",
+    "BC",
+    "BCQ",
+    "BEAR",
+    "C51",
+    "CQL",
+    "DDPG",
+    "DQN",
+    "EDAC",
+    "IMPALA",
+    "IQL",
+    "IQN",
+    "PPO",
+    "QRDQN",
+    "SAC",
+    "TD3",
+    "TD3BC",
+    "TQC",
+    "TRPO",
+    "ApeX",
+    "CalQL",
+    "DiscreteSAC",
+    "DrQv2",
+    "Rainbow",
+    "ReBRAC",
+    "RecurrentPPO",
+]
 
 class A2C(Agent):
     def __init__(

@@ -6,6 +6,7 @@
 #include <float.h>
 #include <math.h>
 #include <string.h>
+#include <time.h>
 
 /* ------------------------------------------------------------------------------------------------------------------
    Vectors: as wide as the machine supports, and as many as fit into its registers
@@ -76,6 +77,41 @@ typedef int bits __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 static int omp_get_thread_num(void) { return 0; }
 static int omp_get_num_threads(void) { return 1; }
 #endif
+
+/* ------------------------------------------------------------------------------------------------------------------
+   One thread or several: where other processes are busy, threads that wait for each other can be slower than one
+   ------------------------------------------------------------------------------------------------------------------ */
+
+#define TRIAL 16         /* calls that are timed, half of them by one thread */
+#define TRIAL_EVERY 1024 /* calls from one trial to the next */
+
+typedef struct {
+    long calls;
+    int is_alone; /* what the last trial found to be faster */
+    double begin, seconds[2];
+} team_type;
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec + 1e-9 * now.tv_nsec;
+}
+
+/* Whether one thread should do the work of all in this call. Results do not depend on it. */
+static int begin_call(team_type* team) {
+    const long turn = team->calls % TRIAL_EVERY;
+    if (turn >= TRIAL) return team->is_alone;
+    if (turn == 0) team->seconds[0] = team->seconds[1] = 0;
+    team->begin = seconds_now();
+    return turn % 2;
+}
+
+static void end_call(team_type* team) {
+    const long turn = team->calls++ % TRIAL_EVERY;
+    if (turn >= TRIAL) return;
+    team->seconds[turn % 2] += seconds_now() - team->begin;
+    if (turn == TRIAL - 1) team->is_alone = team->seconds[1] < team->seconds[0];
+}
 
 #define BLOCK 16 /* rows and columns of a block for transposing */
 #define AHEAD 8 /* rows of B to prefetch ahead */

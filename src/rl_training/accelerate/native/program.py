@@ -183,15 +183,20 @@ class Program:
         if threads == 1 or not any(statement.is_wide for statement in statements):
             return alone
         return [
+            "static team_type team;",
             "int is_done = 0;",
+            "if (!begin_call(&team)) {",
             f"#pragma omp parallel num_threads({threads})",
             f"if (omp_get_num_threads() == {threads}) {{",
             "const long t = omp_get_thread_num();",
             "if (t == 0) is_done = 1;",
             *together,
             "}",
-            "if (is_done) return;",  # else OpenMP gave fewer threads than requested
+            "}",
+            "if (!is_done) {",  # one thread is faster, or OpenMP gave fewer threads than requested
             *alone,
+            "}",
+            "end_call(&team);",
         ]
 
 
