@@ -384,7 +384,7 @@ class SampledAdvantageAlgorithm(
         """See `RecordedActorCriticAlgorithm.advantages`; `noise` [M, B, A] is that of sampled actions."""
         count = noise.shape[0]
         obs = map_observation(lambda x: x.repeat(count, *[1] * (x.dim() - 1)), batch.obs)
-        action = self.policy.actor.sample(obs, noise.flatten(0, 1))[0]
-        sampled: Tensor = self.policy.critic(obs, action)
-        recorded: Tensor = self.policy.critic(batch.obs, batch.action)
-        return recorded.amin(0) - self.baseline(sampled.amin(0).unflatten(0, (count, -1)))
+        sampled = self.policy.actor.sample(obs, noise.flatten(0, 1))[0].view(count, *batch.action.shape)
+        actions = torch.cat((batch.action.unsqueeze(0), sampled))
+        q = self.policy.critic.of_several(batch.obs, actions).amin(0)
+        return q[0] - self.baseline(q[1:])
