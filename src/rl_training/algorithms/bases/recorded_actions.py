@@ -169,7 +169,7 @@ class ReturnWeightedAlgorithm(RegressionAlgorithm[ReturnWeightedConfigT], Generi
         loss = 0.5 * (batch.weight * advantage.square()).mean()
         return {"loss": loss, "v_mean": value.detach().mean(), "advantage": advantage.detach()}
 
-    def actor_losses(self, batch: TransitionBatch, weight: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+    def actor_losses(self, batch: TransitionBatch, weight: Tensor) -> dict[str, Tensor]:
         """See `RegressionAlgorithm.actor_losses`: minus the log-probability of recorded actions, times weights [B]."""
         log_prob = self.policy.actor.log_prob(batch.obs, batch.action)
         return {"loss": log_likelihood_loss(log_prob, weight), "weight_mean": weight.mean()}
