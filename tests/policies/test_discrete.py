@@ -51,6 +51,17 @@ def test_critics_of_an_action_are_its_entries():
     assert torch.equal(critic(OBS, action, torch.tensor([2, 0])), expected[[2, 0]])
 
 
+def test_several_actions_for_each_observation():
+    critic, actions = discrete().critic, torch.arange(128).view(2, 64) % 3
+    expected = torch.stack([critic(OBS, action) for action in actions], dim=1)
+    assert torch.equal(critic.of_several(OBS, actions), expected)
+    torch.manual_seed(0)
+    gaussian = GaussianPolicy(BOX, NETWORK, 3, NoiseConfig(kind="none")).critic
+    actions = torch.rand(5, 64, 2, 1)
+    expected = torch.stack([gaussian(OBS, action) for action in actions], dim=1)
+    torch.testing.assert_close(gaussian.of_several(OBS, actions), expected)
+
+
 def test_numpy_and_torch_choose_the_same_actions():
     policy = discrete()
     quick = policy.act_on_arrays(OBS.numpy(), np.random.default_rng(3))

@@ -35,9 +35,14 @@ def another(**changes: Any) -> AlgorithmSpec:
     )
 
 
-@pytest.mark.parametrize("name", ["dqn", "recurrent_ppo"])
+@pytest.mark.parametrize("name", ["dqn", "recurrent_ppo", "iql"])
 def test_our_own_keep_it(name: str) -> None:
     check_algorithm(get_spec(name), learning=False)
+
+
+@pytest.mark.parametrize("name", ["bc", "marwil"])
+def test_those_of_recorded_data_keep_it_and_learn_the_probes(name: str) -> None:
+    check_algorithm(get_spec(name))
 
 
 def test_one_that_is_not_registered_learns_the_probes_and_is_forgotten_afterwards() -> None:

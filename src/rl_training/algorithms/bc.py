@@ -7,6 +7,7 @@ its actions, as BC of d3rlpy does. Discrete actions have a categorical actor.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ class BCAlgorithm(RegressionAlgorithm[BCConfig]):
 
     def actor_losses(self, batch: TransitionBatch) -> dict[str, Tensor]:
         """See `RegressionAlgorithm.actor_losses`: the mean squared error, or minus the mean log-probability."""
-        actor = self.policy.actor
+        actor: Any = self.policy.actor
         if self.config.deterministic:
             return {"loss": (actor(batch.obs) - batch.action.flatten(1)).square().mean()}
         return {"loss": log_likelihood_loss(actor.log_prob(batch.obs, batch.action))}

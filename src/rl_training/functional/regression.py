@@ -62,3 +62,15 @@ def gumbel_loss(error: Tensor, temperature: float, clip: float, weight: Tensor |
     z = (error / temperature).clamp(max=clip)
     largest = z.detach().amax().clamp(min=-1.0)
     return (weight * ((z - largest).exp() - (z + 1.0) * (-largest).exp())).mean()
+
+
+def running_average(average: Tensor, value: Tensor, rate: float) -> Tensor:
+    """An exponentially weighted average that starts with its first value: a sum and the weights in it, [2].
+
+    Example:
+        >>> average = running_average(torch.zeros(2), torch.tensor(4.0), 0.5)
+        >>> average = running_average(average, torch.tensor(1.0), 0.5)
+        >>> (average[0] / average[1]).item()  # (0.25 * 4 + 0.5 * 1) / 0.75
+        2.0
+    """
+    return (1.0 - rate) * average + rate * torch.stack([value, torch.ones_like(value)])

@@ -450,7 +450,8 @@ class GaussianPolicy(ContinuousPolicy):
         if rng is None:
             return mean
         std = np.exp(self.actor.log_std.detach().clamp(*GAUSSIAN_LOG_STD_RANGE).numpy())
-        return np.minimum(np.maximum(mean + std * normal_noise(rng, mean.shape), -1.0), 1.0)
+        action: AnyArray = np.minimum(np.maximum(mean + std * normal_noise(rng, mean.shape), -1.0), 1.0)
+        return action
 
 
 class MeanCriticPolicy(SquashedGaussianPolicy):

@@ -97,6 +97,11 @@ class DiscreteCritic(nn.Module):
         values = self.q_values(obs, members)
         return at_action(values.transpose(0, 1).transpose(1, 2), action).transpose(0, 1)
 
+    def of_several(self, obs: Observation, actions: Tensor) -> Tensor:
+        """Q-values [E, M, B] of M actions for each observation, [M, B]; equal actions have exactly equal values."""
+        values = self.q_values(obs)
+        return values.gather(2, actions.T.expand(values.shape[0], -1, -1)).transpose(1, 2)
+
 
 class DiscreteActorCriticPolicy(nn.Module):
     """A categorical actor and its critics. Samples actions to explore; there is no further noise.

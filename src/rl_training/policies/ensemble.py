@@ -143,6 +143,13 @@ class EnsembleCritic(nn.Module):
         values: Tensor = self.members(torch.cat((features.expand(len(actions), *features.shape), actions), dim=2))
         return values.squeeze(-1)
 
+    def of_several(self, obs: Observation, actions: Tensor) -> Tensor:
+        """Q-values [E, M, B] of M actions for each observation, [M, B, ...]; for critics with one output."""
+        features, count = self.encoder(obs), actions.shape[0]
+        inputs = torch.cat((features.expand(count, *features.shape), actions.flatten(2)), dim=2)
+        values: Tensor = self.members(inputs.flatten(0, 1))
+        return values.squeeze(-1).unflatten(1, (count, -1))
+
 
 class StateValue(nn.Module):
     """A network of state values V(s), with the settings of the critics.

@@ -21,11 +21,13 @@ from rl_training.algorithms.bases.off_policy_actor_critic import (
     OffPolicyActorCriticConfig,
 )
 from rl_training.contracts.algorithm import Algorithm
+from rl_training.contracts.arrays import map_observation
 from rl_training.contracts.batches import Metrics, Observation, Progress, TransitionBatch, UpdateResult
 from rl_training.contracts.schedule import ScheduleOrFloat, value_of
-from rl_training.contracts.settings import documented, log_uniform, setting
+from rl_training.contracts.settings import choices, documented, log_uniform, setting
 from rl_training.contracts.spec import EnvSpec
 from rl_training.data.settings import BatchConfig
+from rl_training.functional.ensembles import pessimistic_target
 from rl_training.functional.regression import log_likelihood_loss
 from rl_training.policies.actors import ContinuousPolicy, GaussianPolicy, OffPolicyNetworkConfig
 from rl_training.policies.discrete import DiscreteActorCriticPolicy
@@ -126,7 +128,7 @@ ReturnWeightedConfigT = TypeVar("ReturnWeightedConfigT", bound=ReturnWeightedCon
 class ReturnWeightedAlgorithm(RegressionAlgorithm[ReturnWeightedConfigT], Generic[ReturnWeightedConfigT]):
     """Base class of algorithms that weight recorded actions by return minus V(s): MARWIL, AWR.
 
-    V(s) learns the recorded returns. A subclass defines the weights.
+    V(s) learns the recorded returns. A subclass defines `gradient_steps`, with its weights.
     """
 
     policy: RecordedPolicy
@@ -147,22 +149,17 @@ class ReturnWeightedAlgorithm(RegressionAlgorithm[ReturnWeightedConfigT], Generi
         return make_recorded_policy(self.spec, self.config.network, no_noise(), num_critics=0, state_value=True)
 
     @abstractmethod
-    def weights(self, advantage: Tensor, *args: Any) -> Tensor:
-        """The weights [B] of recorded actions with these advantages [B]. A function of tensors only."""
+    def gradient_steps(self, batch: TransitionBatch, *args: Any, **inputs: Any) -> dict[str, Tensor]:
+        """Update V(s), then the actor. A function of tensors only; returns metrics by name."""
 
-    def gradient_steps(
-        self, batch: TransitionBatch, *args: Any, actor_rate: float, value_rate: float
-    ) -> dict[str, Tensor]:
-        """Update V(s), then the actor; a function of tensors only. `args` are those of `weights`."""
-        value = self.value_step(value_rate, batch)
-        actor = self.actor_step(actor_rate, batch, value["advantage"], *args)
+    def metrics(self, value: dict[str, Tensor], actor: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Metrics of both steps by name."""
         return {
             "loss/value": value["loss"],
-            "loss/policy": actor["loss"],
-            "policy/weight_mean": actor["weight_mean"],
             "value/v_mean": value["v_mean"],
             "train/gradient_norm": value["gradient_norm"],
-            "advantage": value["advantage"],
+            "loss/policy": actor["loss"],
+            "policy/weight_mean": actor["weight_mean"],
         }
 
     def value_losses(self, batch: TransitionBatch) -> dict[str, Tensor]:
@@ -172,9 +169,8 @@ class ReturnWeightedAlgorithm(RegressionAlgorithm[ReturnWeightedConfigT], Generi
         loss = 0.5 * (batch.weight * advantage.square()).mean()
         return {"loss": loss, "v_mean": value.detach().mean(), "advantage": advantage.detach()}
 
-    def actor_losses(self, batch: TransitionBatch, advantage: Tensor, *args: Any) -> dict[str, Tensor]:
-        """See `RegressionAlgorithm.actor_losses`: minus the weighted log-probability of the recorded actions."""
-        weight = self.weights(advantage, *args)
+    def actor_losses(self, batch: TransitionBatch, weight: Tensor) -> dict[str, Tensor]:
+        """See `RegressionAlgorithm.actor_losses`: minus the log-probability of recorded actions, times weights [B]."""
         log_prob = self.policy.actor.log_prob(batch.obs, batch.action)
         return {"loss": log_likelihood_loss(log_prob, weight), "weight_mean": weight.mean()}
 
@@ -326,3 +322,68 @@ class InSampleAlgorithm(RecordedActorCriticAlgorithm[RecordedActorCriticConfigT]
         """See `RecordedActorCriticAlgorithm.validate`; also the loss and the mean of V(s)."""
         value = self.value_losses(batch)
         return {**super().validate(batch), "value_loss": value["loss"], "v_mean": value["v_mean"]}
+
+
+@documented
+@dataclass
+class SampledAdvantageConfig(RecordedActorCriticConfig):
+    """Settings shared by AWAC and CRR."""
+
+    num_action_samples: int = setting(
+        1, "Actions of the policy that a recorded action is compared with.", ge=1, search=choices(1, 4, 10)
+    )
+
+
+SampledAdvantageConfigT = TypeVar("SampledAdvantageConfigT", bound=SampledAdvantageConfig)
+
+
+class SampledAdvantageAlgorithm(
+    RecordedActorCriticAlgorithm[SampledAdvantageConfigT], Generic[SampledAdvantageConfigT]
+):
+    """Base class of AWAC and CRR: Q(s, a) of the current policy, and V(s) from sampled actions.
+
+    A subclass defines `weights` and `baseline`.
+    """
+
+    @abstractmethod
+    def baseline(self, q: Tensor) -> Tensor:
+        """V(s) [B] from Q-values [M, B] of M sampled actions. A function of tensors only."""
+
+    @property
+    def next_actor(self) -> Any:
+        """The actor whose actions TD targets take."""
+        return self.policy.actor
+
+    def update(self, batch: TransitionBatch, progress: Progress) -> UpdateResult:
+        """Update the critics, the actor and the target networks."""
+        rates, rows = self.start_update(batch, progress), batch.reward.shape[0]
+        next_noise = self.draw_noise(batch)
+        noise = self.policy.draw_noise(self.rng, self.config.num_action_samples, rows).to(self.device)
+        return self.result(self.gradient_steps(batch, next_noise=next_noise, noise=noise, **rates), rates)
+
+    def gradient_steps(
+        self, batch: TransitionBatch, *, next_noise: Tensor, noise: Tensor, actor_rate: float, critic_rate: float
+    ) -> dict[str, Tensor]:
+        """See `OffPolicyActorCriticAlgorithm.gradient_steps`."""
+        critic = self.critic_step(critic_rate, batch, noise=next_noise)
+        actor = self.actor_step(actor_rate, batch, noise=noise)
+        self.update_targets(self.config.tau)
+        return {
+            **self.critic_metrics(critic),
+            "loss/policy": actor["loss"],
+            "policy/weight_mean": actor["weight_mean"],
+        }
+
+    def q_target(self, batch: TransitionBatch, *, noise: Tensor) -> Tensor:
+        """See `OffPolicyActorCriticAlgorithm.q_target`: for a sampled next action."""
+        next_action = self.next_actor.sample(batch.next_obs, noise)[0]
+        return pessimistic_target(batch.reward, batch.discount, self.critic_target.module(batch.next_obs, next_action))
+
+    def advantages(self, batch: TransitionBatch, *, noise: Tensor) -> Tensor:
+        """See `RecordedActorCriticAlgorithm.advantages`; `noise` [M, B, A] is that of sampled actions."""
+        count = noise.shape[0]
+        obs = map_observation(lambda x: x.repeat(count, *[1] * (x.dim() - 1)), batch.obs)
+        sampled = self.policy.actor.sample(obs, noise.flatten(0, 1))[0].view(count, *batch.action.shape)
+        actions = torch.cat((batch.action.unsqueeze(0), sampled))
+        q = self.policy.critic.of_several(batch.obs, actions).amin(0)
+        return q[0] - self.baseline(q[1:])
