@@ -1,7 +1,7 @@
 """RLPD (Ball et al. 2023, arXiv:2302.02948): off-policy learning online, with half of each batch from recorded data.
 
 An ensemble of critics with layer norm and many updates per step, as in REDQ; the data is given as `dataset`, and
-`prior_ratio` is its share of each batch. There is no offline phase, though one may come first. Departure: the ratio of 20
+`prior_ratio` is its share of each batch. An offline phase may come first. Departure: the ratio of 20
 updates per step is made of separate batches, not of parts of one large batch.
 """
 
