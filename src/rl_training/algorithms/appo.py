@@ -109,7 +109,7 @@ class APPOAlgorithm(VTraceAlgorithm[APPOConfig]):
         if (progress.iterations + 1) % config.target_update_every == 0:
             self.target.update(config.tau)
         assert data is not None
-        return UpdateResult(self._metrics(steps, data, learning_rate), num_updates=len(steps))
+        return UpdateResult(dict(self._metrics(steps, data, learning_rate)), num_updates=len(steps))
 
     def _metrics(
         self, steps: list[dict[str, Tensor]], data: RolloutBatch, learning_rate: float

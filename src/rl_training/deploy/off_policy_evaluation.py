@@ -27,10 +27,11 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.samplers import ReplaySampler, UniformIndexer
 from rl_training.deploy.fitted_q import FittedQ, FQEConfig
 from rl_training.envs.actions import ActionMap
-from rl_training.experiment.build import Experiment, using_threads
+from rl_training.experiment.build import Experiment
 from rl_training.experiment.recorded_data import RecordedData
 from rl_training.functional import off_policy_evaluation as estimators
 from rl_training.runtime.collector import to_tensors
+from rl_training.runtime.threads import using_threads
 
 Method = Literal["fqe", "is", "wis", "pdis", "dr"]
 METHODS: dict[Method, str] = {
@@ -102,7 +103,7 @@ def estimate_value(
 class _Rows(NamedTuple):
     """Some rows of the data, as the policy and the Q-functions see them."""
 
-    index: Indices
+    index: Indices  # type: ignore[assignment]  # hides tuple.index, which nobody calls
     obs: Observation
     next_obs: Observation
 

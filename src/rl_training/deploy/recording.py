@@ -26,7 +26,7 @@ from rl_training.contracts.batches import Observation, Step
 from rl_training.contracts.errors import ConfigError, SpaceError
 from rl_training.contracts.random import random_stream
 from rl_training.contracts.settings import documented, setting
-from rl_training.contracts.spec import EnvSpec
+from rl_training.contracts.spec import BoxActions, EnvSpec
 from rl_training.data.dataset import Dataset, DatasetMetadata
 from rl_training.data.formats.space_json import flatten_dict
 from rl_training.data.normalize import ObservationNormalizer
@@ -35,13 +35,14 @@ from rl_training.envs.atari import AtariConfig
 from rl_training.envs.factory import Vectorization, make_vector_env
 from rl_training.envs.vector import AnyVectorEnv, AutoresetAdapter
 from rl_training.envs.wrappers import WrapperConfig
-from rl_training.experiment.build import Experiment, using_threads
+from rl_training.experiment.build import Experiment
 from rl_training.experiment.metadata import package_versions
 from rl_training.experiment.recorded_data import same_kind
 from rl_training.experiment.restoring import load_experiment
 from rl_training.policies.exploration import RandomPolicy
 from rl_training.policies.masks import mask_of
 from rl_training.runtime.collector import Collector, to_tensors
+from rl_training.runtime.threads import using_threads
 
 RANDOM = "random"
 LOG_PROB, POLICY = "log_prob", "policy"
@@ -254,7 +255,7 @@ class BehaviourPolicy:
     Its state is the number of the policy that acts in this episode, and that policy's own state.
     """
 
-    box_actions = "clip"
+    box_actions: BoxActions = "clip"
 
     def __init__(self, members: Sequence[_Member], spec: EnvSpec, config: RecordConfig) -> None:
         self.members, self.config, self.space = members, config, spec.action_space

@@ -286,7 +286,8 @@ def build_experiment(
         if not isinstance(env, (gym.Env, VectorEnv)):
             vector.close()
         raise
-    return Experiment(config, spec, trainer, collector.actions, device, env, eval_env, data)
+    actions = ActionMap(spec.action_space, algorithm.policy.box_actions)
+    return Experiment(config, spec, trainer, actions, device, env, eval_env, data)
 
 
 def _spec_of(config: TrainConfig, vector: AnyVectorEnv, env: EnvLike | None) -> EnvSpec:

@@ -119,7 +119,8 @@ def _in_order(buffer: ReplayBuffer) -> Indices:
     """Indices of all transitions, in time order within each environment."""
     times = np.arange(buffer.oldest, buffer.added)
     index = np.concatenate([buffer.at(times, np.full(len(times), env)) for env in range(buffer.num_envs)])
-    return index[buffer.valid[index]]
+    valid: Indices = index[buffer.valid[index]]
+    return valid
 
 
 class _ReplayColumn(LazyColumn):

@@ -21,6 +21,7 @@ from rl_training.experiment.config import NETWORK_LOGGERS, Layer, TrainConfig, r
 from rl_training.experiment.metadata import collect_metadata
 from rl_training.experiment.plugins import changed_plugins, require_plugins
 from rl_training.runtime.collector import NoCollector
+from rl_training.runtime.distributed.fleet import Fleet
 
 MAY_CHANGE = frozenset(
     {"total_timesteps", "output_dir", "device", "num_threads", "env_timeout", "max_seconds", "stop_reward"}
@@ -148,7 +149,7 @@ def _completed(experiment: Experiment, state: dict[str, Any]) -> dict[str, Any]:
 def _check_observation(obs: ArrayObservation | None, experiment: Experiment) -> None:
     """Check that the last observation is in the environment's observation space, or is None."""
     collector = experiment.trainer.collector
-    if obs is None or isinstance(collector, NoCollector):
+    if obs is None or isinstance(collector, (NoCollector, Fleet)):
         return
     space, num_envs = experiment.spec.observation_space, collector.env.num_envs
     if isinstance(space, spaces.Dict) or isinstance(obs, dict):

@@ -184,7 +184,8 @@ class BatchConstrainedPolicy(BestOfPolicy):
 
     def imitate(self, obs: Observation, noise: Tensor) -> Tensor:
         """Actions [B, N, A] like the recorded ones, from noise [B, N, Z]."""
-        return self.behaviour.decode(obs, noise.clamp(-LATENT_CLIP, LATENT_CLIP)).tanh()
+        decoded: Tensor = self.behaviour.decode(obs, noise.clamp(-LATENT_CLIP, LATENT_CLIP)).tanh()
+        return decoded
 
     def moved(self, obs: Observation, action: Tensor, actor: PerturbationActor) -> Tensor:
         """Actions [B, N, A] moved by at most `limit`, with this actor or its target network."""
@@ -222,7 +223,8 @@ class SupportedPolicy(BestOfPolicy):
     def unsquashed(self, obs: Observation, noise: Tensor) -> Tensor:
         """Samples [B, N, A] of the actor before tanh, from noise [B, N, A]."""
         mean, log_std = self.actor(obs)
-        return mean.unsqueeze(1) + log_std.exp().unsqueeze(1) * noise
+        samples: Tensor = mean.unsqueeze(1) + log_std.exp().unsqueeze(1) * noise
+        return samples
 
     def candidates(self, obs: Observation, noise: Tensor) -> Tensor:
         """See `BestOfPolicy.candidates`."""

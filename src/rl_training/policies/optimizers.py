@@ -95,12 +95,14 @@ class OptimizerConfig:
 def plain_step(optimizer: torch.optim.Optimizer) -> None:
     """One step of an optimizer of `OWN`, without the decorators around it: they import torch's compiler, see `make`."""
     with torch.no_grad():
-        _undecorated(type(optimizer))(optimizer)
+        cls: Any = type(optimizer)  # typeshed takes its __hash__ for that of its instances
+        _undecorated(cls)(optimizer)
 
 
 @functools.cache
-def _undecorated(cls: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], Any]:
-    return inspect.unwrap(cls.step)
+def _undecorated(cls: Any) -> Callable[[torch.optim.Optimizer], Any]:
+    step: Callable[[torch.optim.Optimizer], Any] = inspect.unwrap(cls.step)
+    return step
 
 
 class Slots(NamedTuple):

@@ -313,10 +313,8 @@ class QPolicy(nn.Module, Generic[NetworkT]):
     def _explore(self, greedy: AnyArray, mask: Tensor | None, rng: Any) -> AnyArray:
         """Epsilon-greedy: replace each action by a random one with probability epsilon."""
         # always draw both for all rows, so that the generator's state does not depend on the outcome
-        rates = self.rates
-        if rates is None or len(rates) != len(greedy):
-            rates = self.epsilon.item()
-        explore = rng.random(len(greedy)) < rates
+        has_rates = self.rates is not None and len(self.rates) == len(greedy)
+        explore = rng.random(len(greedy)) < (self.rates if has_rates else self.epsilon.item())
         anything = random_actions(rng, len(greedy), self.network.num_actions, mask)
         return np.where(explore, anything, greedy)
 

@@ -279,7 +279,11 @@ class Collector(Stateful):
         for _ in range(num_steps):
             stats = self.collect(exploration.policy(progress), 1, sink, env_steps=progress.env_steps)
             progress.env_steps += share * stats.num_transitions
-            total = CollectStats(*(a + b for a, b in zip(total, stats, strict=True)))
+            total = CollectStats(
+                total.num_transitions + stats.num_transitions,
+                total.policy_seconds + stats.policy_seconds,
+                total.env_seconds + stats.env_seconds,
+            )
             if total.num_transitions >= limit:
                 break
         return total

@@ -231,7 +231,7 @@ class RecordedActorCriticAlgorithm(
     def advantages(self, batch: TransitionBatch, *args: Any, **inputs: Any) -> Tensor:
         """The advantages [B] of recorded actions. A function of tensors only."""
 
-    def actor_losses(self, batch: TransitionBatch, *args: Any, **inputs: Any) -> dict[str, Tensor]:  # type: ignore[override]
+    def actor_losses(self, batch: TransitionBatch, *args: Any, **inputs: Any) -> dict[str, Tensor]:
         """See `OffPolicyActorCriticAlgorithm.actor_losses`: minus the weighted log-probability of recorded actions.
 
         Further arguments are those of `advantages`.

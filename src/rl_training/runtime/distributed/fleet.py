@@ -18,6 +18,7 @@ from rl_training.contracts.errors import CheckpointError, ConfigError, EnvError
 from rl_training.contracts.state import Stateful, check_keys
 from rl_training.data.normalize import ObservationNormalizer, RewardNormalizer
 from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.data.samplers import Sampler
 from rl_training.data.shards import ShardedSampler
 from rl_training.runtime.collector import CollectStats, EpisodeStatistics, Exploration
 from rl_training.runtime.distributed.backends import Backend, WorkerLostError
@@ -133,9 +134,10 @@ class Fleet(Stateful):
         return stats._replace(num_transitions=transitions)
 
     def gather(
-        self, sink: ShardedSampler, exploration: Exploration, progress: Progress, num_steps: int, limit: int
+        self, sink: Sampler, exploration: Exploration, progress: Progress, num_steps: int, limit: int
     ) -> CollectStats:
         """See `Collector.gather`; the sink keeps the steps of each worker apart."""
+        assert isinstance(sink, ShardedSampler)
         algorithm = exploration.algorithm
         rollouts, stats = self._take(algorithm, progress, num_steps, limit)
         transitions, most = 0, math.ceil(limit / self.num_envs)
