@@ -189,7 +189,8 @@ class BatchConstrainedPolicy(BestOfPolicy):
 
     def moved(self, obs: Observation, action: Tensor, actor: PerturbationActor) -> Tensor:
         """Actions [B, N, A] moved by at most `limit`, with this actor or its target network."""
-        return (action + self.limit * actor(obs, action)).clamp(-1.0, 1.0)
+        moved: Tensor = (action + self.limit * actor(obs, action)).clamp(-1.0, 1.0)
+        return moved
 
     def candidates(self, obs: Observation, noise: Tensor) -> Tensor:
         """See `BestOfPolicy.candidates`."""
