@@ -158,7 +158,7 @@ def test_replay_keeps_masks():
     assert masks.gather(1, batch.action.unsqueeze(1)).eq(1.0).all()
     assert (masks.sum(1) == 1.0).all(), "not normalised"
     after = batch.next_obs["action_mask"].sum(1)
-    assert torch.equal(after == 0.0, batch.discount == 0.0), "only a terminal state has no valid action"
+    assert torch.equal(after == 0.0, batch.discount == 0.0), "only a terminal state has marks no action as valid"
     assert (batch.discount == 0.0).any()
     agent.close()
 
@@ -339,11 +339,11 @@ class TestPredict:
     @pytest.mark.parametrize(
         ("mask", "words"),
         [
-            (None, "give action_mask"),
+            (None, "pass action_mask"),
             (np.ones(5), r"expected shape \(6,\)"),
             (np.ones((1, 1, 6)), r"expected shape \(6,\)"),
-            (np.zeros(6), "no valid action"),
-            (np.ones((2, 6)), "some are batches"),
+            (np.zeros(6), "marks no action as valid"),
+            (np.ones((2, 6)), "have a batch dimension and some do not"),
         ],
     )
     def test_refused(self, agent, mask, words):
@@ -351,12 +351,12 @@ class TestPredict:
             agent.predict(self.VECTOR, action_mask=mask)
 
     def test_one_row_without_a_valid_action(self, agent):
-        with pytest.raises(DataError, match="no valid action"):
+        with pytest.raises(DataError, match="marks no action as valid"):
             agent.predict(np.zeros((2, 2)), action_mask=[[1, 0, 0, 0, 0, 0], [0] * 6])
 
     def test_masks_are_refused_by_agents_without_them(self):
         agent = make("ppo", "CartPole-v1", action_masks=False)
-        with pytest.raises(ConfigError, match="made without the setting action_masks"):
+        with pytest.raises(ConfigError, match="created without action_masks=True"):
             agent.predict(np.zeros(4), action_mask=[1, 0])
         agent.close()
 
@@ -389,7 +389,7 @@ class TestErrors:
     @pytest.mark.parametrize("name", ["ppo", "dqn"])
     def test_no_valid_action_in_the_middle_of_an_episode(self, name):
         agent = make(name, lambda: Forbidding("obs", num_valid=0))
-        with pytest.raises(EnvError, match="leaves no valid action"):
+        with pytest.raises(EnvError, match="leaves marks no action as valid"):
             agent.learn(100, progress=False)
         agent.close()
 

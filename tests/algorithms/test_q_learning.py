@@ -388,7 +388,7 @@ def test_dict_observations():
 @each_algorithm
 def test_specs(name):
     spec = registry()[name]
-    assert spec.regimes == (Regime.OFF_POLICY,)
+    assert spec.regimes == (Regime.OFF_POLICY, Regime.OFFLINE)
     assert spec.action_spaces == (spaces.Discrete,)
     assert spec.default_num_envs == 1
 

@@ -197,7 +197,7 @@ def test_from_a_config() -> None:
     assert agent.config.algorithm == PPOConfig(clip_coef=0.3)
     assert config.seed == 9
     agent.close()
-    with pytest.raises(ConfigError, match="config is for 'ppo', this class is A2C"):
+    with pytest.raises(ConfigError, match="config is for 'ppo', but this class is A2C"):
         A2C(config)
 
 
@@ -239,7 +239,7 @@ def test_from_a_ready_vector_environment(mode: AutoresetMode) -> None:
     assert result.metrics["rollout/length_mean"] == 4.0
     assert agent.evaluate(5).returns == [4.0] * 5
     agent.close()
-    with pytest.raises(ConfigError, match="the vector environment has 3, got 4"):
+    with pytest.raises(ConfigError, match="got 4, but the vector environment has 3"):
         PPO(vector(), num_envs=4)
 
 
@@ -370,7 +370,9 @@ def test_a_preset_on_another_environment() -> None:
 def test_a_preset_for_a_family_needs_one_of_it() -> None:
     pytest.importorskip("ale_py")
     for name in ("ppo/atari", "atari", "ALE/*"):
-        with pytest.raises(ConfigError, match=r"'ALE/\*' stands for many.* name a game .*ALE/Pong-v5 .*env_id="):
+        with pytest.raises(
+            ConfigError, match=r"'ALE/\*' is a pattern for many.* choose a game .*ALE/Pong-v5 .*env_id="
+        ):
             PPO.from_preset(name)
     agent = PPO.from_preset("ppo/atari", env_id="ALE/Pong-v5", num_envs=1)
     assert agent.config.env_id == "ALE/Pong-v5"
@@ -380,7 +382,7 @@ def test_a_preset_for_a_family_needs_one_of_it() -> None:
 
 @pytest.mark.parametrize("env", [lambda: gym.make("CartPole-v1"), gym.make("CartPole-v1")])
 def test_settings_of_atari_are_not_for_environments_that_were_made_elsewhere(env: Any) -> None:
-    with pytest.raises(ConfigError, match="atari: is for games that are made here, by their id"):
+    with pytest.raises(ConfigError, match="atari: applies only to environments created by id"):
         PPO(env, atari={"frame_stack": 4})
 
 
@@ -530,7 +532,7 @@ def test_an_agent_of_an_object_is_loaded_with_an_environment(tmp_path: Path) -> 
     obs = np.zeros((3, 3), np.float32)
     expected = agent.value(obs)
     agent.close()
-    with pytest.raises(ConfigError, match=r"made in Python.*env=\.\.\."):
+    with pytest.raises(ConfigError, match=r"trained on an environment object.*env=\.\.\."):
         PPO.load(tmp_path / "saved")
     again = PPO.load(tmp_path / "saved", env=lambda: Scripted(VECTOR, spaces.Discrete(2)))
     assert np.array_equal(again.value(obs), expected)
@@ -559,7 +561,7 @@ def test_saving_twice_replaces_and_saving_over_something_else_does_not(tmp_path:
     assert os.listdir(tmp_path) == ["saved"]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("mine")
-    with pytest.raises(CheckpointError, match="is not a checkpoint; it is left alone"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint, so it is not overwritten"):
         agent.save(tmp_path / "other")
     agent.close()
     again = load(tmp_path / "saved")

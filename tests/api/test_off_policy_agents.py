@@ -198,7 +198,7 @@ def test_an_on_policy_agent_keeps_no_replay(tmp_path: Path) -> None:
     agent = PPO("CartPole-v1", num_envs=1, eval_every=0)
     with pytest.raises(ConfigError, match="PPO is on-policy and has no replay buffer"):
         agent.save_replay(tmp_path / "replay")
-    with pytest.raises(ConfigError, match="keeps no replay"):
+    with pytest.raises(ConfigError, match="has no replay buffer"):
         agent.load_replay(tmp_path / "replay")
     agent.close()
 
@@ -256,9 +256,9 @@ def test_replay_that_does_not_fit(tmp_path: Path) -> None:
         agent.save(tmp_path / f"{name}-agent")
     before = rows_of(cartpole)
     problems = {
-        "pendulum": "pendulum: is no replay for this environment",
-        "pendulum-agent": "is no replay for this environment: the saved state does not fit a replay",
-        "cartpole-agent": "is no replay for this environment: the saved state does not fit a replay",
+        "pendulum": "pendulum: this replay buffer does not fit the environment",
+        "pendulum-agent": "this replay buffer does not fit the environment: the saved state does not fit a replay",
+        "cartpole-agent": "this replay buffer does not fit the environment: the saved state does not fit a replay",
         "nowhere": "nowhere",
         "directory": "directory is not a checkpoint",
     }
@@ -268,7 +268,8 @@ def test_replay_that_does_not_fit(tmp_path: Path) -> None:
             cartpole.load_replay(tmp_path / name)
     one = make("DQN", num_envs=1)
     with pytest.raises(
-        CheckpointError, match=r"cartpole: is no replay .*: it was saved with 2 environments, this run has 1"
+        CheckpointError,
+        match=r"cartpole: this replay buffer does not fit .*: it was saved with 2 environments, this run has 1",
     ):
         one.load_replay(tmp_path / "cartpole")
     after = rows_of(cartpole)
@@ -285,7 +286,7 @@ def test_prior_replay_that_is_not_there_is_found_before_any_work(tmp_path: Path)
     other = make("DQN")
     other.learn(20, progress=False)
     other.save_replay(tmp_path / "replay")
-    with pytest.raises(CheckpointError, match="replay: is no replay for this environment"):
+    with pytest.raises(CheckpointError, match="replay: this replay buffer does not fit the environment"):
         make("SAC", prior_replay=tmp_path / "replay")
 
 

@@ -371,7 +371,7 @@ def test_resume_from_the_one_before_a_damaged_one_and_over_it(tmp_path: Path, da
     (first.checkpoint_path / damage).unlink()
     with (
         pytest.warns(UserWarning, match=r"using step_96.*step_128"),
-        pytest.warns(UserWarning, match=r"put aside as .*damaged_step_128"),
+        pytest.warns(UserWarning, match=r"renamed to .*damaged_step_128"),
     ):
         second = resume(first.run_dir, progress=False)
     assert second.env_steps == 128
@@ -565,11 +565,11 @@ def test_an_environment_made_in_python(tmp_path: Path, kind: str, capsys: pytest
     for command in (["eval", str(run_dir)], ["resume", str(run_dir), "--total-timesteps", "256"]):
         assert main(command) == 2
         message = capsys.readouterr().err
-        assert "environment made in Python" in message
-        assert "cannot be made again from files" in message
+        assert "trained on an environment object" in message
+        assert "cannot be recreated from files" in message
         assert "env=..." in message
         assert "Traceback" not in message
-    with pytest.raises(ConfigError, match="made in Python"):
+    with pytest.raises(ConfigError, match="trained on an environment object"):
         load(run_dir)
 
     again: Any = Constant() if kind == "instance" else (lambda: Constant())

@@ -152,7 +152,7 @@ def test_train_on_a_family_asks_for_one_of_it(cli: Cli) -> None:
 
 def test_train_refuses_settings_of_atari_elsewhere(cli: Cli) -> None:
     problem = cli.refuses("train", "ppo", "CartPole-v1", "--atari.frame-stack", 8)
-    assert "command line > atari: frame_stack: these settings are for Atari games" in problem
+    assert "command line > atari: frame_stack: settings of Atari games" in problem
 
 
 def test_train_without_a_preset_says_that_it_uses_the_defaults(cli: Cli, tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_zoo_show(cli: Cli) -> None:
     assert "env_id: CartPole-v1" in cli.out
     assert presets()["ppo/cartpole"].path.read_text().strip() in cli.out
     assert "Did you mean 'ppo/cartpole'?" in cli.refuses("zoo", "show", "ppo/cartpol")
-    assert "name a preset" in cli.refuses("zoo", "show")
+    assert "preset or algorithm: missing" in cli.refuses("zoo", "show")
     cli.refuses("zoo", "destroy")
 
 
@@ -441,7 +441,7 @@ def test_an_unknown_command_gets_the_nearest_one(cli: Cli) -> None:
     ("arguments", "parts"),
     [
         (["train"], ["rl-training train ppo CartPole-v1", "--config FILE"]),
-        (["train", "ppo"], ["say what to train"]),
+        (["train", "ppo"], ["algorithm and environment: missing"]),
         (["train", "ppoo", "CartPole-v1"], ["unknown algorithm 'ppoo'", "Did you mean 'ppo'?"]),
         (["train", "ppo", "CartPol-v1"], ["env_id", "CartPole"]),
         (["train", "ppo", "CartPole-v1", "--config", "no.yaml"], ["no.yaml: cannot be read: No such file"]),

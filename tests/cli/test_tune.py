@@ -100,8 +100,8 @@ def test_what_would_be_searched_is_shown_and_can_be_given(
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ([], ["say what to tune", "rl-training tune ppo CartPole-v1"]),
-        (["ppo"], ["say what to tune"]),
+        ([], ["algorithm and environment: missing", "rl-training tune ppo CartPole-v1"]),
+        (["ppo"], ["algorithm and environment: missing"]),
         (["ppo", "CartPole-v1", "--trials", "many"], ["--trials"]),
         (["ppo", "CartPole-v1", "--trials", "0"], ["trials: must be >= 1"]),
         (["ppo", "CartPole-v1", "--trails", "3"], ["--trials"]),

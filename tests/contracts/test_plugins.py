@@ -177,7 +177,7 @@ def test_presets_of_another_package(install: Install, capsys: pytest.CaptureFixt
     [
         (
             {"kit2/__init__.py": "", "kit2/ppo/cartpole.yaml": "algo: ppo\nenv_id: X\n"},
-            "others with these names already: ppo/c",
+            "these names are already in use: ppo/c",
         ),
         ({"kit2/__init__.py": "", "kit2/ppo/x.yaml": "algo: [\n"}, "x.yaml"),
         ({"kit2/__init__.py": "1 / 0"}, "ZeroDivisionError"),
@@ -225,7 +225,7 @@ def test_a_missing_plugin_is_named_and_nothing_is_imported_for_it(
 def test_damaged_metadata_is_passed_over() -> None:
     for entries in (None, 3, ["x"], [{"kind": 3}], [{"kind": "algorithm", "name": "ppo", "module": "os"}]):
         require_plugins({"plugins": entries}, "here")
-    with pytest.raises(CheckpointError, match="here: the encoder 'x' of the module os is not there"):
+    with pytest.raises(CheckpointError, match="here: needs the encoder 'x' of the module os, which is not registered"):
         require_plugins({"plugins": [{"kind": "encoder", "name": "x", "module": "os"}]}, "here")
 
 
@@ -267,6 +267,6 @@ def test_paths_in_arguments_of_registered_parts_are_not_taken_from_files(tmp_pat
 
     path = tmp_path / "c.yaml"
     path.write_text("algo: ppo\nenv_id: CartPole-v1\nalgorithm: {network: {encoder_kwargs: {file: /etc/passwd}}}\n")
-    with pytest.raises(ConfigError, match="encoder_kwargs > file: '/etc/passwd' is a path on this machine"):
+    with pytest.raises(ConfigError, match="encoder_kwargs > file: '/etc/passwd' is a local path"):
         read_config(path)
     assert read_config(path, trust=True).algo == "ppo"

@@ -273,7 +273,7 @@ def test_a_wrong_normalisation_is_noticed(tmp_path: Path, monkeypatch: pytest.Mo
     agent.learn(64, progress=False)
     right = export.NormalizeLayer.forward
     monkeypatch.setattr(export.NormalizeLayer, "forward", lambda self, value: right(self, value) * 1.05)
-    with pytest.raises(ExportError, match="'action' differs from predict gives"):
+    with pytest.raises(ExportError, match="'action' differs from predict"):
         agent.export(tmp_path / "policy.pt2", "torch-export")
     agent.close()
 
@@ -293,7 +293,7 @@ def test_a_network_that_cannot_be_traced_is_explained(
     monkeypatch.setattr(ENCODERS, "_added", {})  # other tests must not see this one
     register_encoder("peeking")(Peeking)
     agent = PPO("CartPole-v1", network={"encoder": "peeking"}, **PPO_QUICK)
-    with pytest.raises(ExportError, match=rf"this policy cannot be exported as {kind}: .+ has to be traceable"):
+    with pytest.raises(ExportError, match=rf"this policy cannot be exported as {kind}: .+ must be traceable"):
         agent.export(tmp_path / FORMATS[kind], kind)
     assert os.listdir(tmp_path) == []
     agent.close()
@@ -318,7 +318,7 @@ def test_what_is_asked_for_is_checked_first(tmp_path: Path, monkeypatch: pytest.
     agent = PPO("CartPole-v1", **PPO_QUICK)
     with pytest.raises(ConfigError, match="format: expected onnx or torch-export, got 'tflite'"):
         agent.export(tmp_path / "policy.tflite", "tflite")
-    with pytest.raises(ConfigError, match=r"format torch-export ends in \.pt2"):
+    with pytest.raises(ConfigError, match=r"must end in \.pt2 for the format torch-export"):
         agent.export(tmp_path / "policy.onnx", "torch-export")
     monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxscript" else object())
     with pytest.raises(MissingExtraError, match=r"pip install '.\[export\]'"):
@@ -351,7 +351,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_the_command_refuses_before_it_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(tmp_path / "nowhere"), "--output", "x.bin"]) == 2
-    assert "ends in .onnx, got 'x.bin'" in capsys.readouterr().err
+    assert "must end in .onnx for the format onnx, got 'x.bin'" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "nowhere")]) == 2
     assert "nowhere does not exist" in capsys.readouterr().err
     assert main(["export", str(tmp_path), "--format", "keras"]) == 2

@@ -208,7 +208,7 @@ algorithm:
         f"{path}: unknown key 'sed'. Did you mean 'seed'?",
         f"{path} > seed: expected a whole number, got 'many' (str)",
         f"{path} > total_timesteps: expected a whole number, got 1.5 (float)",
-        f"{path} > num_envs: must be >= 1, got 0",
+        f"{path} > num_envs: must be >= 1 and <= 65,536, got 0",
         f"{path} > normalize_obs: expected true or false, got 1 (int)",
         f"{path} > vectorization: got 'synch' (str), accepted: sync, async, native. Did you mean 'sync'?",
         f"{path} > stop_reward: needs evaluations, but eval_every is 0; set eval_every",
@@ -286,7 +286,10 @@ def test_python_reports_all_at_once_too() -> None:
     [
         ({"eval_every": 0, "stop_reward": 1}, "stop_reward: needs evaluations"),
         ({"eval_every": 0, "stop_patience": 1}, "stop_patience: needs evaluations"),
-        ({"vectorization": "native", "wrappers": [{"name": "ClipReward"}]}, "native environments cannot take wrappers"),
+        (
+            {"vectorization": "native", "wrappers": [{"name": "ClipReward"}]},
+            "native environments do not support wrappers",
+        ),
         (
             {"algorithm": {"network": {"shared": True, "actor_sizes": [8], "critic_sizes": [9]}}},
             "algorithm > network > shared: needs equal actor_sizes and critic_sizes",
@@ -516,10 +519,10 @@ def test_a_config_file_cannot_make_us_import_a_module(tmp_path: Path, module_env
     for read in (read_config, rl_training.cli.load_config):
         with pytest.raises(ConfigError) as caught:
             read(path)
-        assert any("files are not trusted" in text for text in caught.value.problems)
+        assert any("files may not do by default" in text for text in caught.value.problems)
         assert any("--trust" in text for text in caught.value.problems)
         assert any("seed" in text for text in caught.value.problems), "reported with the other problems"
-    with pytest.raises(ConfigError, match="files are not trusted"):
+    with pytest.raises(ConfigError, match="files may not do by default"):
         parse_train(["--config", str(path)])
     assert not imported(module_env)
 
@@ -546,10 +549,10 @@ def test_people_may_name_a_module_in_python_but_checkpoints_and_runs_may_not(tmp
     gym.registry.pop("FromModule-v0")
 
     for path in (tmp_path / "saved", tmp_path / "run"):
-        with pytest.raises(ConfigError, match="files are not trusted") as caught:
+        with pytest.raises(ConfigError, match="files may not do by default") as caught:
             rl_training.load(path)
         assert str(path) in str(caught.value)
-    with pytest.raises(ConfigError, match="files are not trusted"):
+    with pytest.raises(ConfigError, match="files may not do by default"):
         rl_training.resume(tmp_path / "run", total_timesteps=32, progress=False)
     assert not imported(module_env)
     assert rl_training.cli.main(["eval", str(tmp_path / "saved")]) == 2

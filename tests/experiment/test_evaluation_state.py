@@ -173,8 +173,8 @@ def test_another_number_of_evaluation_environments(tmp_path: Path) -> None:
 
 REASONS = {
     "unknown": (Unknown, "Unknown has no get_state and set_state"),
-    "broken": (BrokenRestore, "evaluation environment, restoring a snapshot raised KeyError"),
-    "lossy": (LossyRestore, "evaluation environment, the state is another one"),
+    "broken": (BrokenRestore, "evaluation environment: restoring a snapshot raised KeyError"),
+    "lossy": (LossyRestore, "evaluation environment: the state differs after a snapshot was restored"),
 }
 
 

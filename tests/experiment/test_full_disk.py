@@ -98,7 +98,7 @@ def test_nothing_is_missing_after_a_disk_was_full_for_a_while(tmp_path: Path, ki
         assert len(failed) == len(again) <= 1, (name, facts["said"])
         assert failed or kind == "tmpfs", f"{name} may fit into what is left of its last page"
     assert any("training continues, but" in text for text in facts["said"])
-    assert any("training goes on without this checkpoint" in text for text in facts["said"])
+    assert any("training continues without this checkpoint" in text for text in facts["said"])
 
 
 def full_from(file: Any, room: int) -> Any:
@@ -184,7 +184,7 @@ def test_a_run_whose_end_cannot_be_recorded_is_not_lost(tmp_path: Path, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(RunDirectory, "update", full)
-        with pytest.warns(UserWarning, match="could not be recorded: metadata.json"):
+        with pytest.warns(UserWarning, match="could not be written: metadata.json"):
             result = train(config, progress=False)
     assert result.env_steps == 64
     run = only_run(tmp_path)

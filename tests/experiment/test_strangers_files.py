@@ -100,7 +100,7 @@ def test_a_config_file_does_not_log_over_the_network(
     file.write_text(dump_yaml({**SMALL, name: True, "output_dir": str(tmp_path / "runs")}))
     command = ["train", "--config", str(file), "--quiet"]
     assert main(command) == 2
-    assert f"{name}: is true, and files are not trusted to log over the network" in capsys.readouterr().err
+    assert f"{name}: is true, and files may not do by default to log over the network" in capsys.readouterr().err
     assert main([*command, f"--no-{name}"]) == 0
     assert opened == []
     for count, allowed in enumerate((f"--{name}", "--trust"), start=1):
@@ -115,7 +115,7 @@ def test_a_run_that_is_resumed_does_not_log_over_the_network(
     rewrite(run, **{name: True})
     command = ["resume", str(run), "--quiet", "--total-timesteps"]
     assert main([*command, "48"]) == 2
-    assert "files are not trusted to log over the network" in capsys.readouterr().err
+    assert "files may not do by default to log over the network" in capsys.readouterr().err
     assert opened == []
     for count, allowed in enumerate((f"--{name}", "--trust"), start=1):
         assert main([*command, str(32 + 16 * count), allowed]) == 0
@@ -264,7 +264,7 @@ def test_a_worker_logs_where_the_suite_says(run: Path, tmp_path: Path, opened: l
 )
 def test_a_file_does_not_give_an_environment_a_path(path: str) -> None:
     for kwargs in ({"xml_file": path}, {"files": [{"name": path}]}):
-        with pytest.raises(ConfigError, match="is a path on this machine"):
+        with pytest.raises(ConfigError, match="is a local path"):
             resolve([Layer({**SMALL, "env_kwargs": kwargs}, "file", trusted=False)])
         assert resolve([Layer({**SMALL, "env_kwargs": kwargs}, "command line")]).env_kwargs == kwargs
 

@@ -33,7 +33,7 @@ class DataConfig:
 
     Order: filters by length and return, the best share of what is left, down-sampling, split, rewards, further columns.
     Rewards become `(preset(reward) + reward_shift) * reward_scale`, then they are clipped. Numbers that come from the
-    data (returns, means, deviations) come from the training part only.
+    data (returns, means, standard deviations) come from the training part only.
     """
 
     min_length: int = setting(1, "Leave out episodes that are shorter than this many steps.", ge=1)
@@ -46,16 +46,12 @@ class DataConfig:
     )
     reward_preset: RewardPreset = setting(
         "none",
-        "Change of rewards: 'standardize' to mean 0 and deviation 1; 'iql_locomotion' times 1000 / (highest - lowest "
-        "return); 'sparse_maze' minus 1 (both from the IQL paper).",
+        "Change of rewards: 'standardize' to mean 0 and standard deviation 1; 'iql_locomotion' times 1000 / (highest - "
+        "lowest return); 'sparse_maze' minus 1 (both from the IQL paper).",
     )
     reward_shift: float = setting(0.0, "Is added to rewards.")
     reward_scale: float = setting(1.0, "Rewards are multiplied by this.")
     reward_clip: float | None = setting(None, "Clip rewards to [-x, x].", gt=0)
-    normalize_obs: bool = setting(
-        False, "Normalise real-valued observations by mean and deviation of the training part."
-    )
-    normalize_clip: float = setting(10.0, "Clip normalised observations to [-x, x].", gt=0)
     columns: tuple[ExtraColumn, ...] = setting(
         (),
         "Further columns in `extras`: return_to_go, n_step_return (with n_step_discount), next_action.",
@@ -83,17 +79,15 @@ class Processed(NamedTuple):
 
     train: Dataset
     validation: Dataset | None
-    normalizer: ObservationNormalizer | None
     change: RewardChange
     """How rewards were changed."""
-    """Normalises observations when they are sampled and when the policy acts; datasets keep the original ones."""
 
 
 def process(dataset: Dataset, config: DataConfig) -> Processed:
-    """The training part, the validation part (or None), and the normaliser of observations (or None).
+    """The training part, the validation part (or None), and how rewards were changed.
 
     Example:
-        train, validation, normalizer = process(dataset, DataConfig(best_fraction=0.1, normalize_obs=True))
+        train, validation, change = process(dataset, DataConfig(best_fraction=0.1))
     """
     _check(config)
     chosen = choose_episodes(dataset, config)
@@ -102,11 +96,10 @@ def process(dataset: Dataset, config: DataConfig) -> Processed:
     if config.validation_fraction:
         train, validation = train.split(config.validation_fraction, np.random.default_rng([config.seed, 1]))
     change = reward_change(train, config)
-    normalizer = fit_normalizer(train, config.normalize_clip) if config.normalize_obs else None
     train = with_columns(_with_rewards(train, change), config)
     if validation is not None:
         validation = with_columns(_with_rewards(validation, change), config)
-    return Processed(train, validation, normalizer, change)
+    return Processed(train, validation, change)
 
 
 def _check(config: DataConfig) -> None:
