@@ -139,8 +139,8 @@ class EnsembleCritic(nn.Module):
         """Q-values [E, M, B] of M actions for each observation, [M, B, ...]; for critics with one output."""
         features, count = self.encoder(obs), actions.shape[0]
         inputs = torch.cat((features.expand(count, *features.shape), actions.flatten(2)), dim=2)
-        values: Tensor = self.members(inputs.flatten(0, 1))
-        return values.squeeze(-1).unflatten(1, (count, -1))
+        values: Tensor = self.members(inputs.flatten(0, 1)).squeeze(-1)
+        return values.reshape(values.shape[0], count, -1)
 
 
 class StateValue(nn.Module):
