@@ -254,7 +254,7 @@ def phases(spec, directory, crashes):
 @pytest.mark.parametrize("spec", OFFLINE, ids=lambda spec: spec.name)
 def test_crashed_and_resumed_offline_and_on_going_online(spec, tmp_path):
     whole = phases(spec, tmp_path / "whole", ())
-    crashed = phases(spec, tmp_path / "crashed", (50, 150, 152, 190))
+    crashed = phases(spec, tmp_path / "crashed", (100, 150, 152, 190))
     assert differences(whole, crashed, ignoring=["/callbacks/CheckpointCallback"]) == []
 
 

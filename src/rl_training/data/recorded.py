@@ -41,6 +41,7 @@ class RecordedTransitions(Stateful):
     oldest: ClassVar[int] = 0
     num_invalid: ClassVar[int] = 0
     is_stacked: ClassVar[bool] = False
+    transient: ClassVar[tuple[str, ...]] = ("_return_to_go",)  # computed from the data when it is first needed
 
     def __init__(self, dataset: Dataset, to_policy: ActionFn) -> None:
         self.dataset = dataset

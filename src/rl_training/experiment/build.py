@@ -413,6 +413,7 @@ def _build_offline(
     if config.num_threads is None:
         rows = config.algorithm.rows_per_update(1)
         config = config.derived(num_threads=choose_threads(algorithm.policy, rows))
+        data.config = config
     actions = ActionMap(spec.action_space, algorithm.policy.box_actions)
     normalizer = _obs_normalizer(config, spec)
     collector = NoCollector(normalizer)

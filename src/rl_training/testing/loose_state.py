@@ -23,6 +23,7 @@ from torch import nn
 from rl_training.accelerate import Accelerated, ArrayNetwork
 from rl_training.api import session
 from rl_training.api.session import save_experiment
+from rl_training.data.dataset import Dataset, LazyColumn
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.experiment.build import Experiment, build_experiment
@@ -41,6 +42,8 @@ from rl_training.testing.resume import flat
 EVERYTHING = "*"
 EXEMPT: dict[type[Any], dict[str, str]] = {
     RolloutBuffer: {EVERYTHING: "filled and used up within one iteration"},
+    Dataset: {EVERYTHING: "never changes, except for what was computed from it; checkpoints have its hash"},
+    LazyColumn: {EVERYTHING: "is computed from a dataset"},
     Timers: {EVERYTHING: "seconds of this process"},
     ProgressCallback: {EVERYTHING: "what this process shows on the screen"},
     Trainer: {
