@@ -23,7 +23,7 @@ COMPILED_AFTER = 3
 def test_every_algorithm_learns_the_same_when_it_is_compiled(
     spec: AlgorithmSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = make_config(spec, tmp_path / "plain").replace(eval_every=0, stop_reward=None, stop_patience=None)
+    config = make_config(spec, tmp_path / "plain")
     train(config, progress=False)
     calls: dict[Takeover, int] = {}
     refusals: list[str] = []

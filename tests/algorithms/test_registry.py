@@ -173,6 +173,8 @@ def all_changed(config):
     if isinstance(changed, OffPolicyConfig):
         for name in changed.unused():  # what may be refused if it is set
             setattr(changed, name, getattr(config, name))
+        if any("epsilon" in problem for problem in changed.problems()):  # a schedule, where a number is needed
+            changed.epsilon = config.epsilon
         changed.sampler_kwargs = {}  # a sampler cannot be set beside priorities, and has a test of its own
     return changed
 
@@ -463,7 +465,7 @@ def test_the_state_names_every_parameter(name):
     named, kept = set(dict(algorithm.policy.named_parameters())), set(algorithm.policy.state_dict())
     assert named <= set(algorithm.state_dict()["policy"]) == kept
     others = {name for name in kept - named if name.rpartition(".")[2] not in ("mean", "variance", "num_batches")}
-    assert others <= {"epsilon", "noise_std"}, "what exploration is at, beside the statistics of batch norm"
+    assert others <= {"epsilon", "noise_std", "candidate_noise"}, "how it explores, beside the statistics of batch norm"
 
 
 @each_on_policy
@@ -500,7 +502,11 @@ JOINT = {"crossq"}
 """Algorithms that normalise next observations together with the others, so that each has an effect on all."""
 
 
-@pytest.mark.parametrize("name", [name for name in SPECS if name not in ON_POLICY and name not in JOINT])
+EVERYWHERE = JOINT | {"cql", "cal_ql"}
+"""Algorithms for which that holds, or whose penalty is for actions of the policy in next observations."""
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if name not in ON_POLICY and name not in EVERYWHERE])
 def test_nothing_is_expected_after_a_termination(name):
     # where the discount is 0, it does not matter what was seen next; elsewhere it does
     env = env_of(name)
@@ -529,7 +535,9 @@ NATURAL = {"trpo": ("actor.", "head.")}
 @each_algorithm
 def test_a_learning_rate_that_faded_to_zero_changes_nothing(name):
     env = env_of(name)
-    algorithm = make(name, env, learning_rate=Linear(1e-2, 0.0))
+    others = ("critic_learning_rate", "behaviour_learning_rate")
+    same = {other: None for other in others if hasattr(SPECS[name].config(), other)}
+    algorithm = make(name, env, learning_rate=Linear(1e-2, 0.0), **same)
     before = weights(algorithm)
     algorithm.update(data(algorithm, env), Progress(env_steps=1000, horizon=1000, updates=1))
     changed = differing(before, weights(algorithm))

@@ -18,7 +18,7 @@ from torch import Tensor
 from rl_training.algorithms.bases.behaviour_constrained import BehaviourConstrainedAlgorithm, BehaviourConstrainedConfig
 from rl_training.algorithms.bases.discrete_critic import DiscreteCriticAlgorithm
 from rl_training.contracts.batches import Progress, TransitionBatch, UpdateResult
-from rl_training.contracts.schedule import ScheduleOrFloat
+from rl_training.contracts.schedule import ScheduleOrFloat, value_of
 from rl_training.contracts.settings import documented, log_uniform, setting, uniform
 from rl_training.contracts.spec import AlgorithmSpec, EnvSpec, Regime
 from rl_training.policies.behaviour import BatchConstrainedPolicy, PerturbationActor
@@ -95,9 +95,10 @@ class BCQAlgorithm(BehaviourConstrainedAlgorithm[BCQConfig]):
         latents: Tensor,
         actor_rate: float,
         critic_rate: float,
+        behaviour_rate: float,
     ) -> dict[str, Tensor]:
         """See `OffPolicyActorCriticAlgorithm.gradient_steps`."""
-        behaviour = self.behaviour_step(self.config.behaviour_learning_rate, batch, latent_noise)
+        behaviour = self.behaviour_step(behaviour_rate, batch, latent_noise)
         critic = self.critic_step(critic_rate, batch, latents=next_latents)
         actor = self.actor_step(actor_rate, batch, latents=latents)
         self.update_targets(self.config.tau)
@@ -131,10 +132,17 @@ class DiscreteBCQAlgorithm(DiscreteCriticAlgorithm[BCQConfig]):
         config = self.config
         return ConstrainedGreedyPolicy(self.spec, config.network, config.num_critics, config.threshold)
 
-    def further_steps(self, batch: TransitionBatch) -> dict[str, Tensor]:
+    def learning_rates(self, progress: Progress) -> dict[str, float]:
+        """See `DiscreteCriticAlgorithm.learning_rates`. Also that of the behaviour model."""
+        own = self.config.behaviour_learning_rate
+        rate = self.config.learning_rate if own is None else own
+        return {**super().learning_rates(progress), "behaviour_rate": value_of(rate, progress.fraction)}
+
+    def further_steps(  # type: ignore[override]  # `gradient_steps` passes what `learning_rates` returns
+        self, batch: TransitionBatch, behaviour_rate: float
+    ) -> dict[str, Tensor]:
         """See `DiscreteCriticAlgorithm.further_steps`: behaviour cloning."""
-        behaviour = self.behaviour_step(self.config.behaviour_learning_rate, batch)
-        return {"loss/behaviour": behaviour["loss"]}
+        return {"loss/behaviour": self.behaviour_step(behaviour_rate, batch)["loss"]}
 
     def behaviour_losses(self, batch: TransitionBatch) -> dict[str, Tensor]:
         """The negative log-likelihood of the recorded actions."""

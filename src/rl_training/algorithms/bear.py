@@ -37,8 +37,8 @@ class BEARConfig(BehaviourConstrainedConfig):
     critic_learning_rate: ScheduleOrFloat | None = setting(
         3e-4, "Learning rate of the critics, a number or a schedule; none for the value of learning_rate.", ge=0
     )
-    behaviour_learning_rate: float = setting(
-        3e-4, "Learning rate of the behaviour model.", ge=0, search=log_uniform(1e-5, 1e-2)
+    behaviour_learning_rate: ScheduleOrFloat | None = setting(
+        3e-4, "Learning rate of the behaviour model, a number or a schedule; none for the value of learning_rate.", ge=0
     )
     kernel: Literal["laplacian", "gaussian"] = setting("laplacian", "Kernel of the discrepancy.")
     kernel_sigma: float = setting(20.0, "Width of the kernel.", gt=0, search=choices(5.0, 10.0, 20.0, 50.0))
@@ -97,10 +97,11 @@ class BEARAlgorithm(BehaviourConstrainedAlgorithm[BEARConfig]):
         latents: Tensor,
         actor_rate: float,
         critic_rate: float,
+        behaviour_rate: float,
     ) -> dict[str, Tensor]:
         """See `OffPolicyActorCriticAlgorithm.gradient_steps`."""
         config = self.config
-        behaviour = self.behaviour_step(config.behaviour_learning_rate, batch, latent_noise)
+        behaviour = self.behaviour_step(behaviour_rate, batch, latent_noise)
         critic = self.critic_step(critic_rate, batch, noise=next_noise)
         weight = self.constraint().detach()
         actor = self.actor_step(actor_rate, batch, is_warm=is_warm, noise=noise, latents=latents, weight=weight)

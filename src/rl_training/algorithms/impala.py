@@ -18,7 +18,7 @@ from rl_training.functional.policies import explained_variance, normalize, value
 
 @documented
 @dataclass
-class ImpalaConfig(VTraceConfig):
+class IMPALAConfig(VTraceConfig):
     """Settings of IMPALA.
 
     The paper uses RMSProp (`optimizer.name`) and sums its losses over the batch; here they are means, so learning rates
@@ -40,7 +40,7 @@ class ImpalaConfig(VTraceConfig):
     ent_coef: float = setting(0.01, "Entropy coefficient.", ge=0, search=choices(0.0, 1e-3, 3e-3, 0.01, 0.03))
 
 
-class ImpalaAlgorithm(VTraceAlgorithm[ImpalaConfig]):
+class IMPALAAlgorithm(VTraceAlgorithm[IMPALAConfig]):
     """One policy-gradient step per rollout, on V-trace advantages and value targets."""
 
     def losses(self, data: RolloutBatch) -> dict[str, Tensor]:
@@ -80,8 +80,8 @@ class ImpalaAlgorithm(VTraceAlgorithm[ImpalaConfig]):
 SPEC = AlgorithmSpec(
     name="impala",
     title="IMPALA",
-    config=ImpalaConfig,
-    algorithm=ImpalaAlgorithm,
+    config=IMPALAConfig,
+    algorithm=IMPALAAlgorithm,
     regimes=(Regime.ON_POLICY,),
     action_spaces=(spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box),
     paper="Espeholt et al. 2018, IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner "

@@ -23,7 +23,7 @@ from rl_training.algorithms.dqn import DQNConfig
 from rl_training.algorithms.droq import DroQConfig, DroQNetworkConfig
 from rl_training.algorithms.drqv2 import DrQv2Config
 from rl_training.algorithms.edac import EDACConfig
-from rl_training.algorithms.impala import ImpalaConfig
+from rl_training.algorithms.impala import IMPALAConfig
 from rl_training.algorithms.iql import IQLConfig
 from rl_training.algorithms.iqn import IQNConfig
 from rl_training.algorithms.marwil import MARWILConfig
@@ -3034,7 +3034,7 @@ class IMPALA(Agent):
         wandb: bool = ...,
         mlflow: bool = ...,
         loggers: list[LoggerConfig | dict[str, Any]] = ...,
-        algorithm: ImpalaConfig | dict[str, Any] = ...,
+        algorithm: IMPALAConfig | dict[str, Any] = ...,
         gamma: float = ...,
         num_steps: int = ...,
         learning_rate: float | Schedule = ...,
@@ -3095,7 +3095,7 @@ class IMPALA(Agent):
         wandb: bool = ...,
         mlflow: bool = ...,
         loggers: list[LoggerConfig | dict[str, Any]] = ...,
-        algorithm: ImpalaConfig | dict[str, Any] = ...,
+        algorithm: IMPALAConfig | dict[str, Any] = ...,
         gamma: float = ...,
         num_steps: int = ...,
         learning_rate: float | Schedule = ...,

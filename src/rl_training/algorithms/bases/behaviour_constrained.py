@@ -13,8 +13,9 @@ from rl_training.algorithms.bases.off_policy_actor_critic import (
     OffPolicyActorCriticAlgorithm,
     OffPolicyActorCriticConfig,
 )
-from rl_training.contracts.batches import TransitionBatch
-from rl_training.contracts.settings import documented, log_uniform, setting, uniform
+from rl_training.contracts.batches import Progress, TransitionBatch
+from rl_training.contracts.schedule import ScheduleOrFloat, value_of
+from rl_training.contracts.settings import documented, setting, uniform
 from rl_training.contracts.spec import EnvSpec
 from rl_training.functional.conservative import soft_clipped_value, vae_loss
 from rl_training.policies.behaviour import BatchConstrainedPolicy, BehaviourNetworkConfig, SupportedPolicy
@@ -27,8 +28,8 @@ from rl_training.policies.parameters import GradientStep, ParameterStore
 class BehaviourConstrainedConfig(OffPolicyActorCriticConfig):
     """Settings of algorithms that choose among actions like the recorded ones."""
 
-    behaviour_learning_rate: float = setting(
-        1e-3, "Learning rate of the behaviour model.", ge=0, search=log_uniform(1e-5, 1e-2)
+    behaviour_learning_rate: ScheduleOrFloat | None = setting(
+        None, "Learning rate of the behaviour model, a number or a schedule; none for the value of learning_rate.", ge=0
     )
     behaviour_kl_coef: float = setting(0.5, "Weight of the KL in the loss of the behaviour model.", ge=0)
     min_weight: float = setting(
@@ -61,6 +62,12 @@ class BehaviourConstrainedAlgorithm(
         self.behaviour_step = GradientStep(
             self.behaviour_store, self.behaviour_losses, module=self.policy, max_grad_norm=config.max_grad_norm
         )
+
+    def learning_rates(self, progress: Progress) -> dict[str, float]:
+        """See `OffPolicyActorCriticAlgorithm.learning_rates`. Also that of the behaviour model."""
+        rates = super().learning_rates(progress)
+        own = self.config.behaviour_learning_rate
+        return {**rates, "behaviour_rate": rates["actor_rate"] if own is None else value_of(own, progress.fraction)}
 
     def draw(self, *shape: int) -> Tensor:
         """Standard normal numbers from the algorithm's random generator."""

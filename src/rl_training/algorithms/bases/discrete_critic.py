@@ -50,7 +50,12 @@ class DiscreteCriticAlgorithm(Algorithm[ConfigT], Generic[ConfigT]):
     def make_policy(self) -> GreedyPolicy:
         """A new policy."""
 
-    def further_steps(self, batch: TransitionBatch) -> dict[str, Tensor]:
+    def learning_rates(self, progress: Progress) -> dict[str, float]:
+        """The scheduled `learning_rate` of the critics, and further ones that `further_steps` takes."""
+        rate = self.config.critic_learning_rate
+        return {"learning_rate": value_of(self.config.learning_rate if rate is None else rate, progress.fraction)}
+
+    def further_steps(self, batch: TransitionBatch, **rates: float) -> dict[str, Tensor]:
         """Gradient steps of other networks, made first; returns metrics."""
         return {}
 
@@ -64,15 +69,14 @@ class DiscreteCriticAlgorithm(Algorithm[ConfigT], Generic[ConfigT]):
         if config.network.has_dropout:
             networks = (self.policy, self.critic_target.module)
             draw_dropout(networks, batch.reward.shape[0], self.rng, self.device)
-        rate = config.learning_rate if config.critic_learning_rate is None else config.critic_learning_rate
-        learning_rate = value_of(rate, progress.fraction)
-        found = self.gradient_steps(batch, learning_rate=learning_rate)
+        rates = self.learning_rates(progress)
+        found = self.gradient_steps(batch, **rates)
         priorities = found.pop("priorities")
-        return UpdateResult({"train/learning_rate": learning_rate, **found}, priorities=priorities)
+        return UpdateResult({"train/learning_rate": rates["learning_rate"], **found}, priorities=priorities)
 
-    def gradient_steps(self, batch: TransitionBatch, *, learning_rate: float) -> dict[str, Tensor]:
+    def gradient_steps(self, batch: TransitionBatch, *, learning_rate: float, **rates: float) -> dict[str, Tensor]:
         """All gradient steps of an update, a function of tensors only. Returns metrics and `priorities` [B]."""
-        found = self.further_steps(batch)
+        found = self.further_steps(batch, **rates)
         critic = self.critic_step(learning_rate, batch)
         self.critic_target.update(self.config.tau)
         return {
