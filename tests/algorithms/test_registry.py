@@ -195,7 +195,8 @@ def test_config_round_trip_through_a_file(name, change, tmp_path):
 def test_the_round_trip_above_changes_every_setting(name):
     default, changed = SPECS[name].config(), all_changed(SPECS[name].config())
     same = [f.name for f in dataclasses.fields(default) if getattr(default, f.name) == getattr(changed, f.name)]
-    assert set(same) <= {"sampler", "sampler_kwargs"} | changed.unused()
+    one_choice = {"epsilon"} if name == "apex" else set()  # a schedule is refused, and every number is like another
+    assert set(same) <= {"sampler", "sampler_kwargs"} | one_choice | changed.unused()
 
 
 @each_algorithm

@@ -485,7 +485,6 @@ def test_all_wrong_options_at_once(cli: Cli) -> None:
     [
         ("--totl-timesteps", "--total-timesteps"),
         ("--algorithm.clip-coff", "--algorithm.clip-coef"),
-        ("--clip-coef", "--algorithm.clip-coef"),
     ],
 )
 def test_an_unknown_flag_gets_a_suggestion(cli: Cli, flag: str, near: str) -> None:

@@ -146,7 +146,7 @@ def test_no_command_runs_modules_of_the_working_directory(program: list[str], tr
         ["eval", "fetch"],
     )
     assert (found, ran(folder)) == ([0, 0, 0, 0, 2, 2], [])
-    assert said.count("rl-training[robotics]") == 2
+    assert said.count("pip install '.[robotics]'") == 2
 
 
 def test_python_dash_m_runs_no_modules_of_the_working_directory(trained: Path, folder: Path) -> None:

@@ -147,8 +147,8 @@ OFF_POLICY = {
     "sac-gsde": (
         "sac",
         "Pendulum-v1",
-        {"network": {"actor_sizes": (8,), "critic_sizes": (8,), **GSDE}, "num_steps": 8},
-        {"num_envs": 2},
+        {"network": {"actor_sizes": (8,), "critic_sizes": (8,), **GSDE}, "num_steps": 4},
+        {},
     ),
     "sac-frames-float64": ("sac", "InvertedPendulum-v5", {}, {"num_envs": 2, **FRAMES}),
     "sac-normalized": ("sac", "Pendulum-v1", {"policy_delay": 2}, {"num_envs": 2, **NORMALIZED}),

@@ -30,6 +30,7 @@ EXTRAS = {
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
     "mujoco": ("mujoco",),
     "plot": ("matplotlib", "scipy", "plotly", "pyarrow"),
+    "ray": ("ray",),
     "robotics": ("gymnasium_robotics",),
     "tune": ("optuna", "plotly"),
     "video": ("moviepy", "pygame"),
