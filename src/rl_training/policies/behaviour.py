@@ -73,10 +73,11 @@ class ConditionalVAE(nn.Module):
         return outputs
 
     def decode(self, obs: Observation, latents: Tensor) -> Tensor:
-        """Actions [B, N, A] before tanh, of N latents [B, N, Z] of each row."""
-        count = latents.shape[1]
-        features = self.encoder(obs).repeat_interleave(count, dim=0)
-        decoded: Tensor = self._decode(features, latents.flatten(0, 1)).unflatten(0, (-1, count))
+        """Actions [B, N, A] before tanh, of N latents of each row, [B, N, Z], or of all rows, [1, N, Z]."""
+        features, count = self.encoder(obs), latents.shape[1]
+        latents = latents.expand(features.shape[0], -1, -1)
+        decoded: Tensor = self._decode(features.repeat_interleave(count, dim=0), latents.flatten(0, 1))
+        decoded = decoded.unflatten(0, (-1, count))
         return decoded
 
 
@@ -116,7 +117,7 @@ class BestOfPolicy(ContinuousPolicy):
 
     @abstractmethod
     def candidates(self, obs: Observation, noise: Tensor) -> Tensor:
-        """Candidate actions [B, N, A] from standard normal noise [B, N, Z]."""
+        """Candidate actions [B, N, A] from standard normal noise, [B, N, Z] or [1, N, Z]."""
 
     def add_candidate_noise(self, num_candidates: int) -> None:
         """Draw the noise of deterministic actions; called at the end of the constructor."""
@@ -137,7 +138,7 @@ class BestOfPolicy(ContinuousPolicy):
 
     def mode(self, obs: Observation) -> Tensor:
         """See `ContinuousPolicy.mode`."""
-        return self.best(obs, self.candidate_noise.expand(num_rows(obs), -1, -1))
+        return self.best(obs, self.candidate_noise.unsqueeze(0))
 
     def sample(self, obs: Observation, draws: Tensor) -> Tensor:
         """See `ContinuousPolicy.sample`."""
@@ -183,7 +184,7 @@ class BatchConstrainedPolicy(BestOfPolicy):
         return self.behaviour.num_latents
 
     def imitate(self, obs: Observation, noise: Tensor) -> Tensor:
-        """Actions [B, N, A] like the recorded ones, from noise [B, N, Z]."""
+        """Actions [B, N, A] like the recorded ones, from noise [B, N, Z] or [1, N, Z]."""
         decoded: Tensor = self.behaviour.decode(obs, noise.clamp(-LATENT_CLIP, LATENT_CLIP)).tanh()
         return decoded
 
