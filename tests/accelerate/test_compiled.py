@@ -18,6 +18,10 @@ COMPILED_AFTER = 3
 """Calls of a recording before it is compiled: it takes over in the middle of a run."""
 
 
+REFUSED = {"crossq": "the compiled kernels gave different results"}
+"""Algorithms with a function that is recorded, but not compiled, because its bits would differ."""
+
+
 @pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler on this machine")
 @pytest.mark.parametrize("spec", registry().values(), ids=lambda spec: spec.name)
 def test_every_algorithm_learns_the_same_when_it_is_compiled(
@@ -42,6 +46,6 @@ def test_every_algorithm_learns_the_same_when_it_is_compiled(
     monkeypatch.setattr(Takeover, "run", run)
     train(config.replace(output_dir=tmp_path / "compiled"), progress=False)
     runs = [only_run(tmp_path / name) for name in ("plain", "compiled")]
-    assert set(refusals) <= {""}
+    assert set(refusals) <= {"", REFUSED.get(spec.name, "")}
     assert differences(*runs, ignoring=("/config", "/callbacks/StopAfterSeconds")) == []
     assert refusals, "nothing was compiled, not even a step of the optimizer"
