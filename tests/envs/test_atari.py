@@ -586,12 +586,12 @@ class TestMissingExtras:
     def test_ale_py(self, vectorization: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "ale_py", None)
         monkeypatch.delitem(gym.registry, PONG)
-        with pytest.raises(MissingExtraError, match=rf"'{PONG}'.*rl-training\[atari\]"):
+        with pytest.raises(MissingExtraError, match=rf"'{PONG}'.*pip install '\.\[atari\]'"):
             make_vector_env(config(PONG, vectorization=vectorization))
 
     def test_opencv(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "cv2", None)
-        with pytest.raises(MissingExtraError, match=r"resizing Atari screens.*rl-training\[atari\]"):
+        with pytest.raises(MissingExtraError, match=r"resizing Atari screens.*pip install '\.\[atari\]'"):
             make_env(PONG)
 
 

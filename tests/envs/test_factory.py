@@ -97,7 +97,7 @@ class TestOneEnvironment:
     ) -> None:
         monkeypatch.setitem(sys.modules, module, None)
         monkeypatch.delitem(gym.registry, env_id, raising=False)
-        with pytest.raises(MissingExtraError, match=rf"'{env_id}'.*rl-training\[{extra}\]"):
+        with pytest.raises(MissingExtraError, match=rf"'{env_id}'.*pip install '\.\[{extra}\]'"):
             make_env(env_id)
 
     def test_own_environments_may_be_named_alike(self, monkeypatch: pytest.MonkeyPatch) -> None:

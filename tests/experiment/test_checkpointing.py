@@ -400,7 +400,7 @@ def test_if_all_are_damaged_all_are_named(tmp_path: Path) -> None:
     run = a_run(tmp_path, 10, 20)
     for path in checkpoints_of(run):
         (path / "state.json").unlink()
-    with pytest.raises(CheckpointError, match=r"has no good checkpoint.*step_20.*step_10"):
+    with pytest.raises(CheckpointError, match=r"has no valid checkpoint.*step_20.*step_10"):
         find_checkpoint(run)
 
 

@@ -94,7 +94,7 @@ def test_the_output_directory_is_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["file", "file/below"])
 def test_a_directory_that_cannot_be_written_is_a_config_error(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(ConfigError, match=r"output_dir: .* cannot be written to") as caught:
+    with pytest.raises(ConfigError, match=r"output_dir: .* is not writable") as caught:
         make_run_dir(a_config(tmp_path / place))
     assert str(tmp_path / place) in str(caught.value)
     assert (tmp_path / "file").read_text() == "in the way"
@@ -255,5 +255,5 @@ def test_an_agent_does_not_join_a_run_that_is_further_than_itself(tmp_path: Path
     fresh.join(0)
     assert fresh.path.is_dir()
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"run_dir: .* cannot be written to"):
+    with pytest.raises(ConfigError, match=r"run_dir: .* is not writable"):
         RunDirectory(tmp_path / "file" / "run").join(0)

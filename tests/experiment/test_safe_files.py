@@ -921,9 +921,12 @@ METHODS = {
 }
 IMPORTING = {
     "algorithms/registry.py": {"package_name", "f'{package_name}.{module_info.name}'"},  # our two packages
-    "cli/__init__.py": {"f'rl_training.cli.{command}_command'"},  # after it was found in COMMANDS
+    "cli/__init__.py": {
+        """f"rl_training.cli.{command.replace('-', '_')}_command\""""
+    },  # after it was found in COMMANDS
     "__init__.py": {"f'rl_training.{home}'"},  # lazy public names
     "envs/factory.py": {"module"},  # of the two in _REGISTERED_BY
+    "runtime/distributed/backends.py": {"module"},  # named by the process that started this worker
 }
 """Modules that import by name, and the names that they may import: none of them comes from a file."""
 LOADING = {

@@ -106,7 +106,7 @@ def test_a_duplicate_key_is_reported_with_its_line() -> None:
 
 @pytest.mark.parametrize("text", ["a: &x [1]\nb: *x", "base: &b {x: 1}\nhere: {<<: *b}", "&a [*a]"])
 def test_aliases_are_refused_with_their_line(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"my\.yaml: .*alias.*write the value out at line \d"):
+    with pytest.raises(ConfigError, match=r"my\.yaml: .*alias.*repeat the value instead at line \d"):
         parse_yaml(text, "my.yaml")
 
 

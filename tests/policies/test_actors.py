@@ -196,4 +196,4 @@ class TestNoise:
 def test_network_problems():
     assert OffPolicyNetworkConfig().problems() == []
     (problem,) = OffPolicyNetworkConfig(critic_kwargs={"width": 3}).problems()
-    assert problem == "critic_kwargs: only for registered networks, but critic is 'mlp'"
+    assert problem == "critic_kwargs: are for a registered network, and critic is 'mlp'"

@@ -139,7 +139,7 @@ class TestDict:
             make_encoder("auto", space)
 
     def test_unsupported_entry_is_refused(self):
-        with pytest.raises(SpaceError, match="observations of Text are not supported"):
+        with pytest.raises(SpaceError, match="is a Text, which is not supported"):
             make_encoder("auto", spaces.Dict({"words": spaces.Text(5)}))
 
     def test_dict_encoder_needs_a_dict(self):
@@ -277,7 +277,7 @@ class TestImages:
     @pytest.mark.parametrize("name", CONVOLUTIONS)
     @pytest.mark.parametrize("space", [image(84), spaces.Discrete(3)])
     def test_no_image_no_convolution(self, name, space):
-        with pytest.raises(SpaceError, match="need images, a Box with 2, 3 or 4 dimensions"):
+        with pytest.raises(SpaceError, match="need images: a Box with 2, 3 or 4 dimensions"):
             make_encoder(name, space)
 
     def test_in_a_dict(self):
@@ -456,7 +456,7 @@ class TestRegister:
         [
             (None, 3, "encoder 'mine' must set self.num_features, an int"),
             ("3", 3, "encoder 'mine' must set self.num_features, an int"),
-            (4, 3, r"num_features is 4, .* shape \(2, 4\); they gave torch.float32 of shape \(2, 3\)"),
+            (4, 3, r"num_features is 4, .* shape \(2, 4\); got torch.float32 of shape \(2, 3\)"),
         ],
     )
     def test_features_must_be_as_many_as_it_says(self, space, width, gives, problem):
@@ -477,8 +477,8 @@ class TestRegister:
     @pytest.mark.parametrize(
         ("forward", "problem"),
         [
-            (lambda obs: obs.float(), r"they gave torch.float32 of shape \(2, 4, 4, 3\)"),
-            (lambda obs: obs.flatten(1), r"they gave torch.uint8 of shape \(2, 48\)"),
+            (lambda obs: obs.float(), r"got torch.float32 of shape \(2, 4, 4, 3\)"),
+            (lambda obs: obs.flatten(1), r"got torch.uint8 of shape \(2, 48\)"),
             (
                 lambda obs: torch.zeros(3, 2) @ obs.float(),
                 r"fails on a batch of two observations of Box.*: RuntimeError",

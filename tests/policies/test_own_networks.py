@@ -94,7 +94,7 @@ def test_every_kind_of_network_learns_and_is_saved(
     [
         ("ppo", {"actor": "nrom"}, {}, r"network > actor: unknown network 'nrom'\. Did you mean 'norm'\?"),
         ("ppo", {"actor": "norm", "actor_kwargs": {"wide": 3}}, {}, "actor_kwargs: the network 'norm' cannot be"),
-        ("ppo", {"critic_kwargs": {"width": 3}}, {}, "critic_kwargs: only for registered networks"),
+        ("ppo", {"critic_kwargs": {"width": 3}}, {}, "critic_kwargs: are for a registered network"),
         ("ppo", {"critic": "norm", "shared": True}, {}, "shared: needs actor and critic to be 'mlp', got 'mlp'"),
         ("recurrent_ppo", {"actor": "norm"}, {}, "network > actor: must be 'mlp'; registered networks"),
         ("dqn", {"critic": "norm"}, {"noisy": True}, "'norm' has no noisy layers; set noisy to false"),

@@ -52,7 +52,7 @@ class TestConfig:
 
     def test_arguments_of_a_network_that_takes_none(self):
         (problem,) = QNetworkConfig(critic_kwargs={"width": 3}).problems()
-        assert problem == "critic_kwargs: only for registered networks, but critic is 'mlp'"
+        assert problem == "critic_kwargs: are for a registered network, and critic is 'mlp'"
 
 
 class TestNetworks:

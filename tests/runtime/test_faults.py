@@ -600,7 +600,7 @@ def test_a_directory_that_cannot_be_written_to(
     monkeypatch.setattr("rl_training.experiment.runs.Path.mkdir", refuse)
     assert main([*TRAIN, "--output-dir", str(tmp_path / "runs"), "--quiet"]) == 2
     error = capsys.readouterr().err
-    assert f"output_dir: '{tmp_path / 'runs'}' cannot be written to" in error
+    assert f"output_dir: '{tmp_path / 'runs'}' is not writable" in error
     assert os.strerror(getattr(errno, number)) in error
 
 

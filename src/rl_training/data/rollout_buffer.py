@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -150,8 +151,8 @@ class RolloutBuffer(Stateful):
             **{name: rows[:size].copy() for name, rows in self._rows.items()},
             "final_rows": np.array(self.final_rows, np.int64).reshape(-1, 2),
             "final_obs": self.stacked_final_obs(),
-            "last_obs": self.last_obs,
-            "first_state": self.first_state,
+            "last_obs": map_observation(np.copy, self.last_obs),
+            "first_state": copy.deepcopy(self.first_state),
             "first_starts": self.first_starts.copy(),
         }
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.presets import Preset, presets
 from rl_training.zoo.manifest import Manifest, TaskResult, config_hash, pick
 from rl_training.zoo.suites import task_config
@@ -48,8 +49,11 @@ class Measured:
 
 
 def shipped_hash(preset: Preset) -> str:
-    """The config hash of a preset as it ships; a family's is that of no environment, and never matches."""
-    return "" if preset.is_family else config_hash(task_config(preset, {}, preset.name))
+    """The config hash of a preset as it ships; empty for families, which have no environment, and invalid presets."""
+    try:
+        return "" if preset.is_family else config_hash(task_config(preset, {}, preset.name))
+    except ConfigError:  # of another package; training with it says what is wrong
+        return ""
 
 
 def state_of(task: TaskResult, current_hash: str) -> State:
