@@ -456,7 +456,7 @@ class TestRegister:
         [
             (None, 3, "encoder 'mine' must set self.num_features, an int"),
             ("3", 3, "encoder 'mine' must set self.num_features, an int"),
-            (4, 3, r"num_features is 4, .* shape \(2, 4\); got torch.float32 of shape \(2, 3\)"),
+            (4, 3, r"num_features 4, .* shape \(2, 4\); got torch.float32 of shape \(2, 3\)"),
         ],
     )
     def test_features_must_be_as_many_as_it_says(self, space, width, gives, problem):
