@@ -345,7 +345,7 @@ def test_settings_end_runs():
     # a policy that never changes does not get better for long
     result = learn(steps=1_000, eval_every=32, eval_episodes=2, stop_patience=1, learning_rate=0.0)
     assert result.env_steps < 1_000
-    assert "no better" in result.stop_reason
+    assert "no evaluation better" in result.stop_reason
 
 
 def test_max_seconds_ends_a_run(clock):

@@ -364,7 +364,7 @@ def test_an_environment_made_in_python_that_raises(
         train(config, env=lambda: Faulty("raise in step"), progress=False)
     run = run_of(tmp_path)
     assert_ended_cleanly(run, newest=32)
-    with pytest.raises(RLTrainingError, match="give the environment"):
+    with pytest.raises(RLTrainingError, match="trained on an environment object"):
         resume(run, progress=False)
     result = resume(run, env=lambda: Faulty(), progress=False)
     assert result.env_steps == 128
