@@ -454,7 +454,7 @@ def test_an_agent_in_another_number_of_environments(tmp_path):
     path = agent.save(tmp_path / "agent")
     same = DQN.load(path, env=vector_of(3))
     assert same._experiment.trainer.sampler.buffer.num_transitions == 60
-    with pytest.warns(UserWarning, match="the replay starts empty"):
+    with pytest.warns(UserWarning, match="the replay buffer starts empty"):
         fewer = DQN.load(path, env=vector_of(2))
     fewer.learn(30, progress=False)
     assert fewer.num_timesteps == 90

@@ -16,7 +16,7 @@ from rl_training.data.settings import OffPolicyConfig
 from rl_training.runtime.collector import Collector, Exploration
 from rl_training.runtime.distributed.fleet import Fleet
 from rl_training.runtime.guards import check_update
-from rl_training.runtime.trainer import Trainer
+from rl_training.runtime.trainer import OFFLINE_PHASE, Trainer
 
 
 @dataclass
@@ -101,7 +101,7 @@ class OffPolicyTrainer(Trainer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore all parts; without the replay buffer, learning waits for `learning_starts` new steps."""
         state = dict(state)
-        if "workload" not in state:  # of an offline phase: this is the first start online
+        if state.pop("phase", None) == OFFLINE_PHASE:  # this is the first start online
             self._begin_online(state)
             return
         check_keys("the replay", ("sampler", "workload"), {k: state[k] for k in ("sampler", "workload") if k in state})

@@ -14,7 +14,7 @@ from rl_training.data.recorded import DatasetSampler
 from rl_training.runtime.callbacks import Callback, Every, RunView
 from rl_training.runtime.collector import NoCollector
 from rl_training.runtime.guards import check_update
-from rl_training.runtime.trainer import Trainer
+from rl_training.runtime.trainer import OFFLINE_PHASE, Trainer
 
 UPDATES_PER_ITERATION = 50
 """Gradient steps between calls of the callbacks."""
@@ -52,7 +52,7 @@ class OfflineTrainer(Trainer):
 
     def state_dict(self) -> dict[str, Any]:
         """State of all parts; of the data, its hash and the sampler's random state."""
-        return {**super().state_dict(), "sampler": self.sampler.state_dict()}
+        return {**super().state_dict(), "phase": OFFLINE_PHASE, "sampler": self.sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore all parts; without the sampler's state, it starts anew.
@@ -60,7 +60,7 @@ class OfflineTrainer(Trainer):
         The state of an online phase starts an offline one: weights, optimizers and statistics are kept.
         """
         state = dict(state)
-        if state.pop("workload", None) is not None:
+        if state.pop("phase", None) != OFFLINE_PHASE and state.pop("workload", None) is not None:
             super().load_state_dict({name: value for name, value in state.items() if name != "sampler"})
             self.progress.begin_phase()
             return

@@ -65,6 +65,10 @@ class Timers:
         }
 
 
+OFFLINE_PHASE = "offline"
+"""Marks the saved state of an offline phase, from which an online one may begin."""
+
+
 class Trainer(Stateful, ABC):
     """Runs iterations until a position, or until a stop is requested.
 
