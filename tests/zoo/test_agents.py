@@ -111,7 +111,7 @@ def test_names() -> None:
         CheckpointError, match=r"ships no agent 'zoo:ppo/CartPol'. Did you mean 'zoo:ppo/CartPole-v1'\?"
     ):
         load("zoo:ppo/CartPol")
-    with pytest.raises(CheckpointError, match=r"`rl-training zoo agents` shows"):
+    with pytest.raises(CheckpointError, match=r"with `rl-training zoo agents`"):
         evaluate("zoo:../../secret")
 
 
