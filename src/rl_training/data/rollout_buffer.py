@@ -151,7 +151,7 @@ class RolloutBuffer(Stateful):
             **{name: rows[:size].copy() for name, rows in self._rows.items()},
             "final_rows": np.array(self.final_rows, np.int64).reshape(-1, 2),
             "final_obs": self.stacked_final_obs(),
-            "last_obs": map_observation(np.copy, self.last_obs),
+            "last_obs": copy.deepcopy(self.last_obs),
             "first_state": copy.deepcopy(self.first_state),
             "first_starts": self.first_starts.copy(),
         }
