@@ -15,14 +15,12 @@ from rl_training.algorithms.bear import BEARConfig
 from rl_training.algorithms.c51 import C51Config
 from rl_training.algorithms.cal_ql import CalQLConfig
 from rl_training.algorithms.cql import CQLConfig
-from rl_training.algorithms.crossq import CrossQConfig
-from rl_training.algorithms.crossq import CrossQNetworkConfig
+from rl_training.algorithms.crossq import CrossQConfig, CrossQNetworkConfig
 from rl_training.algorithms.crr import CRRConfig
 from rl_training.algorithms.ddpg import DDPGConfig
 from rl_training.algorithms.discrete_sac import DiscreteSACConfig
 from rl_training.algorithms.dqn import DQNConfig
-from rl_training.algorithms.droq import DroQConfig
-from rl_training.algorithms.droq import DroQNetworkConfig
+from rl_training.algorithms.droq import DroQConfig, DroQNetworkConfig
 from rl_training.algorithms.drqv2 import DrQv2Config
 from rl_training.algorithms.edac import EDACConfig
 from rl_training.algorithms.impala import IMPALAConfig
@@ -34,8 +32,7 @@ from rl_training.algorithms.qrdqn import QRDQNConfig
 from rl_training.algorithms.rainbow import RainbowConfig
 from rl_training.algorithms.rebrac import ReBRACConfig
 from rl_training.algorithms.redq import REDQConfig
-from rl_training.algorithms.rlpd import RLPDConfig
-from rl_training.algorithms.rlpd import RLPDNetworkConfig
+from rl_training.algorithms.rlpd import RLPDConfig, RLPDNetworkConfig
 from rl_training.algorithms.sac import SACConfig
 from rl_training.algorithms.td3 import TD3Config
 from rl_training.algorithms.td3_bc import TD3BCConfig
@@ -52,8 +49,7 @@ from rl_training.envs.factory import EnvLike
 from rl_training.envs.wrappers import WrapperConfig
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.logging.base import LoggerConfig
-from rl_training.policies.actors import OffPolicyNetworkConfig
-from rl_training.policies.actors import StochasticNetworkConfig
+from rl_training.policies.actors import OffPolicyNetworkConfig, StochasticNetworkConfig
 from rl_training.policies.behaviour import BehaviourNetworkConfig
 from rl_training.policies.exploration import NoiseConfig
 from rl_training.policies.networks import ActorCriticNetworkConfig
@@ -62,7 +58,44 @@ from rl_training.policies.pixels import PixelNetworkConfig
 from rl_training.policies.q_networks import QNetworkConfig
 from rl_training.runtime.distributed.settings import WorkersConfig
 
-__all__ = ["A2C", "APPO", "AWAC", "AWR", "BC", "BCQ", "BEAR", "C51", "CQL", "CRR", "DDPG", "DQN", "EDAC", "IMPALA", "IQL", "IQN", "MARWIL", "PPO", "QRDQN", "REDQ", "RLPD", "SAC", "TD3", "TD3BC", "TQC", "TRPO", "XQL", "ApeX", "CalQL", "CrossQ", "DiscreteSAC", "DrQv2", "DroQ", "Rainbow", "ReBRAC", "RecurrentPPO"]
+__all__ = [
+    "A2C",
+    "APPO",
+    "AWAC",
+    "AWR",
+    "BC",
+    "BCQ",
+    "BEAR",
+    "C51",
+    "CQL",
+    "CRR",
+    "DDPG",
+    "DQN",
+    "EDAC",
+    "IMPALA",
+    "IQL",
+    "IQN",
+    "MARWIL",
+    "PPO",
+    "QRDQN",
+    "REDQ",
+    "RLPD",
+    "SAC",
+    "TD3",
+    "TD3BC",
+    "TQC",
+    "TRPO",
+    "XQL",
+    "ApeX",
+    "CalQL",
+    "CrossQ",
+    "DiscreteSAC",
+    "DrQv2",
+    "DroQ",
+    "Rainbow",
+    "ReBRAC",
+    "RecurrentPPO",
+]
 
 class A2C(Agent):
     def __init__(

@@ -17,7 +17,7 @@ needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
 def test_it_names_the_extra():
     agent, _ = make("ppo", {"count": 2, "backend": "ray"})
-    with pytest.raises(MissingExtraError, match=r"rl-training\[ray\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[ray\]'"):
         agent.learn(32, progress=False)
 
 

@@ -22,7 +22,7 @@ from rl_training.runtime.distributed.settings import WorkersConfig
 from rl_training.runtime.distributed.worker import RolloutWorker
 
 NETWORK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's variable for whether it uses the network (on every system). If so, it replaces 127.0.0.1 by a public address."""
+"""Ray's variable for the use of the network (on every system): with it, 127.0.0.1 becomes a public address."""
 QUIET = {"log_to_driver": False, "configure_logging": False}
 
 
