@@ -23,6 +23,8 @@ from rl_training.runtime.distributed.worker import RolloutWorker
 
 NETWORK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's variable for the use of the network (on every system): with it, 127.0.0.1 becomes a public address."""
+ATTEMPTS = "1"
+"""How often to call a cluster that does not answer. One attempt takes 40 s, and Ray itself makes 20."""
 QUIET = {"log_to_driver": False, "configure_logging": False}
 
 
@@ -147,6 +149,7 @@ def _start(ray: Any, num_cpus: int) -> None:
 
 
 def _join(ray: Any, address: str) -> None:
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", ATTEMPTS)
     try:
         ray.init(address=address, **QUIET)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
