@@ -1,6 +1,8 @@
 """Workers on Ray; skipped where Ray is not installed (extra `ray`)."""
 
 import importlib.util
+import os
+import signal
 
 import pytest
 
@@ -23,14 +25,19 @@ def test_it_names_the_extra():
 @pytest.mark.parametrize("mode", ["sync", "pipelined"])
 def test_ray_gives_the_bits_of_inline_also_when_an_actor_is_killed(mode):
     import ray
+    from ray._raylet import AuthenticationMode, get_authentication_mode
 
-    killed = []
+    killed, before = [], (dict(os.environ), signal.getsignal(signal.SIGTERM))
 
     def kill(run):
         if not killed:
+            assert ray.nodes()[0]["NodeManagerAddress"] == "127.0.0.1"
+            assert get_authentication_mode() == AuthenticationMode.TOKEN
             killed.append(ray.kill(run.collector.backend.actors[1]))
 
     workers = {"count": 2, "mode": mode}
     found = trained("ppo", {**workers, "backend": "ray"}, callback=kill, **NORMALIZED)
     assert killed
+    assert (dict(os.environ), signal.getsignal(signal.SIGTERM)) == before
+    assert get_authentication_mode() == AuthenticationMode.DISABLED
     assert same_state(found, trained("ppo", {**workers, "backend": "inline"}, **NORMALIZED))

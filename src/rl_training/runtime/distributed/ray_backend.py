@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
+import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
+
+import torch
 
 from rl_training.contracts.errors import EnvError, MissingExtraError
 from rl_training.runtime.distributed.backends import WorkerLostError, answering, find
 from rl_training.runtime.distributed.messages import Message, pack, unpack
 from rl_training.runtime.distributed.settings import WorkersConfig
 from rl_training.runtime.distributed.worker import RolloutWorker
+
+NETWORK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's variable for the use of the network (on every system): with it, 127.0.0.1 becomes a public address."""
+ATTEMPTS = "1"
+"""How often to call a cluster that does not answer. One attempt takes 40 s, and Ray itself makes 20."""
+QUIET = {"log_to_driver": False, "configure_logging": False}
 
 
 class _Host:
@@ -26,6 +39,7 @@ class _Host:
         """Build the worker."""
 
         def built() -> Message:
+            torch.set_num_threads(1)
             self.worker = find(self.build)(unpack(self.setup), index)
             return {"obstacle": self.worker.obstacle}
 
@@ -51,14 +65,24 @@ class RayBackend:
         import ray
 
         self.ray, self.build, self.setup = ray, build, pack(setup)
-        self.started_here = not ray.is_initialized()
-        if self.started_here:
-            _connect(ray, settings.address)
-        self.host = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(_Host)
+        address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
+        self.connected_here = not ray.is_initialized()
+        self.started_here = self.connected_here and address == "local"
         self.actors: dict[int, Any] = {}
         self.calls: dict[Any, int] = {}
         """Answers that are owed, and by which worker."""
         self.packed: tuple[Message | None, Any] = (None, None)
+        if self.connected_here:
+            try:
+                with _undisturbed():
+                    if self.started_here:
+                        _start(ray, settings.count)
+                    else:
+                        _join(ray, address)
+            except BaseException:
+                self.stop()
+                raise
+        self.host = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(_Host)
 
     def start(self, index: int) -> None:
         """See `Backend.start`."""
@@ -102,24 +126,58 @@ class RayBackend:
         """See `Backend.stop`."""
         for index in list(self.actors):
             self._forget(index)
-        if self.started_here:
+        if self.connected_here:
             self.ray.shutdown()
+        if self.started_here:
+            _reread_settings()
 
 
-def _connect(ray: Any, address: str | None) -> None:
-    """Join the cluster, or start one that only this machine can reach."""
-    common = {"log_to_driver": False, "configure_logging": False, "include_dashboard": False}
-    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+def _start(ray: Any, num_cpus: int) -> None:
+    """Start a Ray that only this machine can reach, and only with a token that only its processes know."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    os.environ.setdefault(NETWORK, "0")
+    _reread_settings()
     try:
-        if address is None:
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-            ray.init(_node_ip_address="127.0.0.1", runtime_env={"env_vars": variables}, **common)
-        else:
-            del common["include_dashboard"]
-            ray.init(address=address, runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}}, **common)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        ray.init(address="local", _node_ip_address="127.0.0.1", num_cpus=num_cpus, include_dashboard=False, **QUIET)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise EnvError(
+            f"workers.backend ray: Ray could not be started on this machine: {error}. Name a running cluster in "
+            "workers.address, or use workers.backend process"
+        ) from error
+
+
+def _join(ray: Any, address: str) -> None:
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", ATTEMPTS)
+    try:
+        ray.init(address=address, **QUIET)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise EnvError(
             f"workers.address: no Ray cluster could be reached at {address!r}: {error}. Start one with "
-            "`ray start --head`, or leave the address out to start one on this machine"
+            "`ray start --head`, or leave the address out (and RAY_ADDRESS unset) to start one on this machine"
         ) from error
+
+
+def _reread_settings() -> None:
+    """Let Ray read its variables again: it did when it was imported, and keeps what it found, also the token."""
+    from ray._private import ray_constants
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+    ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(NETWORK, sys.platform == "linux")
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep the variables and the SIGTERM handler of this process as they are; starting Ray changes both."""
+    variables, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        for name in {name for name, value in os.environ.items() if variables.get(name) != value}:
+            del os.environ[name]
+        os.environ.update({name: value for name, value in variables.items() if name not in os.environ})
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
