@@ -41,7 +41,9 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^```(\w+)(?: title=\"(?P<title>[^\"]+)\")?$")
 COMMENT = re.compile(r"^<!-- test: (.+) -->$")
-NOT_RUN = re.compile(r"^(make |git clone |cd |pip install |source |rl-training .* --render|rl-training .* --workers.backend ray|rl-training hub )")
+NOT_RUN = re.compile(
+    r"^(make |git clone |cd |pip install |source |rl-training hub |rl-training .* (--render|--workers.backend ray))"
+)
 
 
 @dataclass

@@ -371,7 +371,7 @@ def test_a_suite_with_damage_says_so(report: Any, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{")
     code, _, err = report(tmp_path)
     assert code == 0
-    for text in ("b: is damaged and left out", "manifest.json: is damaged", "nothing to draw yet", "is still running"):
+    for text in ("b: is damaged and ignored", "manifest.json: is damaged", "nothing to draw yet", "is still running"):
         assert text in err
         assert text in parsed(tmp_path / "report.html").text("p")
 
@@ -403,7 +403,7 @@ def test_what_cannot_work_is_refused(report: Any, suite: Path, tmp_path: Path, m
     assert "does not exist" in refused(report(tmp_path / "nowhere"))
     assert "is not a directory" in refused(report(suite / "ppo-0" / "config.yaml"))
     assert "there are no runs in" in refused(report(suite / "ppo-0" / "checkpoints"))
-    assert "should end in .html" in refused(report(suite / "ppo-0", "--output", tmp_path / "page.pdf"))
+    assert "must end in .html" in refused(report(suite / "ppo-0", "--output", tmp_path / "page.pdf"))
     (tmp_path / "file").write_text("")
     assert "cannot be written" in refused(report(suite / "ppo-0", "--output", tmp_path / "file" / "page.html"))
     monkeypatch.setattr(curves, "find_spec", lambda name: None)

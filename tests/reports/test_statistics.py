@@ -89,7 +89,7 @@ def test_probability_of_improvement_of_equals_and_opposites():
 
 
 def test_probability_of_improvement_needs_the_same_tasks():
-    with pytest.raises(ValueError, match="the same tasks"):
+    with pytest.raises(ValueError, match="the same number of tasks"):
         probability_of_improvement([[1.0]], [[1.0], [2.0]])
 
 

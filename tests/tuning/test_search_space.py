@@ -236,20 +236,20 @@ def test_a_file_is_the_whole_space() -> None:
         ({"gamma": {"low": 0.5, "high": 2}}, "search > gamma: must be >= 0 and <= 1, got 2.0"),
         ({"gamma": [0.9, "much"]}, "search > gamma: expected a number, got 'much'"),
         ({"learning_rate": {"low": 0, "high": 1, "log": True}}, "search > learning_rate: low must be above 0"),
-        ({"learning_rate": {"low": "a", "high": 1}}, "search > learning_rate: low and high are numbers"),
-        ({"learning_rate": {"low": 0, "high": 1, "log": 3}}, "search > learning_rate: log is true or false"),
+        ({"learning_rate": {"low": "a", "high": 1}}, "search > learning_rate: low and high must be numbers"),
+        ({"learning_rate": {"low": 0, "high": 1, "log": 3}}, "search > learning_rate: log must be true or false"),
         ({"learning_rate": {"low": 2, "high": 1}}, "search > learning_rate: low must be at most high"),
-        ({"num_epochs": {"low": 0.5, "high": 2}}, "search > num_epochs: low and high are whole numbers here"),
+        ({"num_epochs": {"low": 0.5, "high": 2}}, "search > num_epochs: low and high must be whole numbers"),
         (
             {"ent_coef": {"low": 1e-5, "high": 1, "log": True}},
-            "search > ent_coef: begins with 0.0, which has no logarithm",
+            "search > ent_coef: the initial value 0.0 has no logarithm",
         ),
         (
             {"network.activation": {"low": 1, "high": 2}},
-            "search > network.activation: begins with tanh, which no range",
+            "search > network.activation: the initial value tanh is not a number",
         ),
-        ({"network.critic_sizes": {"same_as": "network.actor_sizes"}}, "only if that is searched"),
-        ({}, "nothing is left to search"),
+        ({"network.critic_sizes": {"same_as": "network.actor_sizes"}}, "needs that setting to be searched"),
+        ({}, "the search space is empty"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_said(data: dict[str, Any], problem: str) -> None:
@@ -274,5 +274,5 @@ def test_all_problems_at_once() -> None:
 
 
 def test_fixing_everything_leaves_nothing() -> None:
-    with pytest.raises(ConfigError, match="nothing is left"):
+    with pytest.raises(ConfigError, match="the search space is empty"):
         space_for(config(), fixed=list(declared(registry()["ppo"].config)))

@@ -125,7 +125,7 @@ def test_a_file_says_what_is_searched(tmp_path: Path) -> None:
         ({"set": {"lerning_rate": 3}}, "--set: unknown key 'lerning_rate'"),
         ({"set": {"network.activation": "soft"}}, "--set > algorithm > network > activation"),
         ({"set": {"gamma": 2}}, "--set > algorithm > gamma: must be >= 0 and <= 1, got 2"),
-        ({"set": {"network": 1, "network.activation": "relu"}}, "'network.activation' is a part of another setting"),
+        ({"set": {"network": 1, "network.activation": "relu"}}, "'network.activation' is part of another setting"),
         ({"search": Path("nowhere.yaml")}, "nowhere.yaml: cannot be read"),
         ({"algo": "ppoo"}, "Did you mean 'ppo'?"),
     ],
@@ -361,7 +361,7 @@ def test_other_settings_are_another_study(tmp_path: Path, change: dict[str, Any]
     run(tmp_path, trials=1)
     with pytest.raises(ConfigError) as error:
         run(tmp_path, trials=2, **change)
-    assert "was begun with other settings" in str(error.value)
+    assert "was started with other settings" in str(error.value)
     assert said in str(error.value)
     assert "--study-name" in str(error.value)
 

@@ -306,7 +306,7 @@ def test_two_drivers_do_not_share_a_directory(suite: Path, tmp_path: Path) -> No
     ("arguments", "message"),
     [
         (["smok"], "Did you mean 'smoke'?"),
-        ([], "name a suite: "),
+        ([], "suite: missing; choose "),
         (["smoke", "--only", "ppo/cartpol"], "Did you mean 'ppo/cartpole'?"),
         (["smoke", "--seeds", "0", "--jobs", "0"], "--jobs: must be at least 1, got 0"),
         (["nowhere.yaml"], "nowhere.yaml: cannot be read"),

@@ -15,6 +15,7 @@ from scripts.measure import QUEUE, Stage, check_commit
 from rl_training.contracts.errors import ConfigError
 from rl_training.experiment.presets import presets
 from rl_training.zoo.manifest import read_manifest
+from rl_training.zoo.suites import learns_from_data
 
 ROOT = Path(__file__).parents[2]
 NOT_MEASURED = 5_000_001
@@ -32,7 +33,7 @@ tasks:
 
 def test_every_preset_that_can_be_afforded_is_measured_as_shipped() -> None:
     found = {task.preset for stage in QUEUE for task in stage.tasks() if not task.settings}
-    learning = {name for name, preset in presets().items() if "dataset" not in preset.data}
+    learning = {name for name, preset in presets().items() if not learns_from_data(preset)}
     wanted = {name for name in learning if presets()[name].total_timesteps < NOT_MEASURED}
     # of Atari one run each of the two algorithms whose Pong fits into a day
     assert wanted - found == {"qrdqn/pong", "rainbow/pong"}

@@ -38,6 +38,9 @@ class DroQConfig(REDQConfig):
     """Settings of DroQ. The defaults are the paper's, except for `learning_starts` (there 5,000)."""
 
     num_critics: int = setting(2, "Number of critics; the actor maximises their mean.", ge=1)
+    num_target_critics: int = setting(
+        2, "Critics drawn at random for each update; targets use their minimum.", ge=1, search=choices(1, 2)
+    )
     network: DroQNetworkConfig = setting(factory=DroQNetworkConfig, help="Networks.")
 
 

@@ -13,14 +13,26 @@ from torch import Tensor
 
 from rl_training.algorithms.sac import SACAlgorithm, SACConfig
 from rl_training.contracts.batches import TransitionBatch
-from rl_training.contracts.settings import choices, documented, log_uniform, setting
+from rl_training.contracts.settings import SameAs, choices, documented, log_uniform, setting
 from rl_training.contracts.spec import AlgorithmSpec, Regime
 from rl_training.functional.conservative import gradient_similarity
 from rl_training.policies.actors import StochasticNetworkConfig
 
 
-def _network() -> StochasticNetworkConfig:
-    return StochasticNetworkConfig(actor_sizes=(256, 256, 256), critic_sizes=(256, 256, 256))
+@documented
+@dataclass(kw_only=True)
+class EDACNetworkConfig(StochasticNetworkConfig):
+    """Networks of a stochastic actor and its critics, with three hidden layers."""
+
+    actor_sizes: tuple[int, ...] = setting(
+        (256, 256, 256),
+        "Widths of the actor's hidden layers.",
+        ge=1,
+        search=choices((256, 256), (256, 256, 256), (400, 300)),
+    )
+    critic_sizes: tuple[int, ...] = setting(
+        (256, 256, 256), "Widths of each critic's hidden layers.", ge=1, search=SameAs("network.actor_sizes")
+    )
 
 
 @documented
@@ -35,7 +47,7 @@ class EDACConfig(SACConfig):
         ge=0,
         search=log_uniform(0.1, 1000.0),
     )
-    network: StochasticNetworkConfig = setting(factory=_network, help="Networks.")
+    network: EDACNetworkConfig = setting(factory=EDACNetworkConfig, help="Networks.")
 
 
 class EDACAlgorithm(SACAlgorithm[EDACConfig]):

@@ -10,15 +10,29 @@ from torch import Tensor
 from rl_training.algorithms.td3 import TD3Algorithm, TD3Config
 from rl_training.contracts.batches import TransitionBatch
 from rl_training.contracts.schedule import ScheduleOrFloat
-from rl_training.contracts.settings import choices, documented, log_uniform, setting
+from rl_training.contracts.settings import SameAs, choices, documented, log_uniform, setting
 from rl_training.contracts.spec import AlgorithmSpec, Regime
 from rl_training.functional.ensembles import pessimistic_target
 from rl_training.functional.policies import smoothed_action
 from rl_training.policies.actors import OffPolicyNetworkConfig
+from rl_training.policies.layers import Norm
 
 
-def _network() -> OffPolicyNetworkConfig:
-    return OffPolicyNetworkConfig(actor_sizes=(256, 256, 256), critic_sizes=(256, 256, 256), critic_norm="layer")
+@documented
+@dataclass(kw_only=True)
+class ReBRACNetworkConfig(OffPolicyNetworkConfig):
+    """Networks of an actor and its critics, with three hidden layers, and layer norm in the critics."""
+
+    actor_sizes: tuple[int, ...] = setting(
+        (256, 256, 256),
+        "Widths of the actor's hidden layers.",
+        ge=1,
+        search=choices((256, 256), (256, 256, 256), (400, 300)),
+    )
+    critic_sizes: tuple[int, ...] = setting(
+        (256, 256, 256), "Widths of each critic's hidden layers.", ge=1, search=SameAs("network.actor_sizes")
+    )
+    critic_norm: Norm = setting("layer", "Normalisation in the critic's hidden layers.", added_later=True)
 
 
 @documented
@@ -36,7 +50,7 @@ class ReBRACConfig(TD3Config):
     critic_penalty: float = setting(
         0.01, "Weight of the distance from recorded next actions in targets.", ge=0, search=log_uniform(1e-4, 1.0)
     )
-    network: OffPolicyNetworkConfig = setting(factory=_network, help="Networks.")
+    network: ReBRACNetworkConfig = setting(factory=ReBRACNetworkConfig, help="Networks.")
 
 
 class ReBRACAlgorithm(TD3Algorithm[ReBRACConfig]):

@@ -252,10 +252,15 @@ def _matching(task: TaskFile, named: set[str], place: str, problems: list[str]) 
         return []
     recorded = "dataset" in task.settings
     matching = [preset for name, preset in presets().items() if fnmatch.fnmatchcase(name, task.preset)]
-    found = [preset for preset in matching if bool(preset.data.get("total_updates")) == recorded]
+    found = [preset for preset in matching if learns_from_data(preset) == recorded]
     if not found:
         problems.append(f"{place} > preset: no preset matches '{task.preset}'. See `rl-training zoo list`")
     return [preset for preset in found if task_name(preset.name, task.settings) not in named]
+
+
+def learns_from_data(preset: Preset) -> bool:
+    """Whether a preset needs recorded data, in an offline phase or mixed into batches."""
+    return bool(preset.data.get("total_updates") or preset.data.get("online"))
 
 
 def _scale(scales: Sequence[Normalization], config: TrainConfig) -> Normalization | None:
