@@ -412,12 +412,12 @@ def test_settings_are_typed() -> None:
 @pytest.mark.parametrize(
     ("env_id", "settings", "problem"),
     [
-        ("CartPole-v1", {}, "'CartPole-v1' is none"),
+        ("CartPole-v1", {}, "'CartPole-v1' is not one"),
         (PONG, {"env_kwargs": {"obs_type": "ram"}}, f"'{PONG}' with env_kwargs obs_type does not use them"),
     ],
 )
 def test_settings_that_would_change_nothing_are_refused(env_id: str, settings: Any, problem: str) -> None:
-    with pytest.raises(ConfigError, match=f"atari: frame_stack, noop_max: these settings are for Atari.*{problem}"):
+    with pytest.raises(ConfigError, match=f"atari: frame_stack, noop_max: settings of Atari games.*{problem}"):
         config(env_id, atari={"frame_stack": 8, "noop_max": 0}, **settings)
     config(env_id, atari={"frame_stack": 4}, **settings)  # the default
 

@@ -162,7 +162,7 @@ def test_no_runs_is_an_error_that_says_where_it_looked(tmp_path: Path) -> None:
         find_run_dirs([tmp_path])
     with pytest.raises(ConfigError, match="'nowhere' does not exist"):
         find_run_dirs([tmp_path, Path("nowhere")])
-    with pytest.raises(ConfigError, match="name run directories"):
+    with pytest.raises(ConfigError, match="paths: missing; pass run directories"):
         find_run_dirs([])
 
 
@@ -222,7 +222,7 @@ def test_a_run_whose_parts_lie_elsewhere_is_left_out(tmp_path: Path) -> None:
     (path / "metadata.json").symlink_to(tmp_path / "secret.json")
     runs, problems = read_runs([path])
     assert runs == []
-    assert "is a link to outside" in problems[0]
+    assert "is a link to a path outside" in problems[0]
 
 
 def test_settings_of_others_are_read_as_they_are(tmp_path: Path) -> None:
@@ -236,9 +236,9 @@ def test_settings_of_others_are_read_as_they_are(tmp_path: Path) -> None:
 
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / "a", {"loss/x": [(5, 1.0)]}))]
-    with pytest.raises(ConfigError, match=r"no run has the metric 'loss/y'\. There are: loss/x"):
+    with pytest.raises(ConfigError, match=r"no run has the metric 'loss/y'\. Available: loss/x"):
         make_panels(runs, metric="loss/y")
     with pytest.raises(ConfigError, match="smooth: must be at least 0 and less than 1, got 1"):
         make_panels(runs, smooth=1.0)
-    with pytest.raises(ConfigError, match=r"nothing to draw yet\na: has neither an evaluation"):
+    with pytest.raises(ConfigError, match=r"nothing to plot yet\na: has neither an evaluation"):
         make_panels(runs)

@@ -169,7 +169,7 @@ def test_nothing_from_files_becomes_part_of_the_page(report: Any, tmp_path: Path
         ("running", "is still running"),
         ("failed", "This run failed"),
         ("stopped", "was stopped"),
-        (None, "does not say"),
+        (None, "has no recorded status"),
     ],
 )
 def test_a_run_that_is_not_whole_says_so(report: Any, tmp_path: Path, status: str | None, said: str) -> None:
@@ -296,7 +296,7 @@ def test_a_film_that_lies_elsewhere_is_not_shown(report: Any, run_copy: Path, tm
     video.symlink_to(tmp_path / "private.mp4")
     code, _, err = report(run_copy)
     assert code == 0
-    assert "is a link to outside" in err
+    assert "is a link to a path outside" in err
     assert parsed(run_copy / "report.html").videos == []
 
 
@@ -330,7 +330,9 @@ def test_the_page_of_a_benchmark_has_its_statistics(report: Any, tmp_path: Path)
     assert page.text("h1") == "mine"
     cells = page.text("td", "b").splitlines()
     assert cells[:6] == ["ppo/cartpole", "CartPole-v1", "3", "final", "70.0", "50.0 to 90.0"]
-    assert cells[6:10] == ["50.0, 70.0, 90.0", "10.0", "0.70", "500"]
+    assert cells[6:12] == ["50.0, 70.0, 90.0", "70.0", "-", "10.0", "0.70", "500"], (
+        "last, best of training, spread, ..."
+    )
     place = cells.index("PPO")
     assert cells[place : place + 4] == ["PPO", "1", "3", "0.70"], "only where both were measured alike"
     assert cells[place + 5 : place + 10] == ["DQN", "1", "3", "0.21", "0.20 to 0.22"]
@@ -371,7 +373,7 @@ def test_a_suite_with_damage_says_so(report: Any, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{")
     code, _, err = report(tmp_path)
     assert code == 0
-    for text in ("b: is damaged and ignored", "manifest.json: is damaged", "nothing to draw yet", "is still running"):
+    for text in ("b: is damaged and ignored", "manifest.json: is damaged", "nothing to plot yet", "is still running"):
         assert text in err
         assert text in parsed(tmp_path / "report.html").text("p")
 

@@ -523,7 +523,7 @@ def test_a_directory_is_worked_on_by_one_call_at_a_time(tmp_path: Path) -> None:
     from rl_training.experiment.lock import run_lock
 
     found = run(tmp_path, trials=1)
-    with run_lock(found.directory), pytest.raises(ConfigError, match="another process works on this study"):
+    with run_lock(found.directory), pytest.raises(ConfigError, match="another process runs this study"):
         run(tmp_path, trials=2)
 
 
@@ -531,7 +531,7 @@ def test_processes_that_cannot_begin_are_an_error(tmp_path: Path, monkeypatch: p
     fork = tuning.multiprocessing.get_context("fork")  # quicker, and it knows what is patched here
     monkeypatch.setattr(tuning.multiprocessing, "get_context", lambda kind: fork)
     monkeypatch.setattr(tuning, "_worker", lambda plan, deadline: os._exit(1))
-    with pytest.raises(RLTrainingError, match="end before they begin a trial: they printed nothing"):
+    with pytest.raises(RLTrainingError, match="end before they start a trial: they printed nothing"):
         run(tmp_path, jobs=2)
 
 
@@ -552,8 +552,8 @@ def test_machines_share_a_study_by_its_storage(tmp_path: Path, kind: str) -> Non
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("nonsense", "Give sqlite:///FILE"),
-        ("sqlite://", "nowhere that another process"),
+        ("nonsense", "Use sqlite:///FILE"),
+        ("sqlite://", "which other processes cannot read"),
         ("redis://localhost", "cannot be opened"),
         ("postgresql://me:secret@nowhere.invalid/db", "'postgresql://me:***@nowhere.invalid/db' cannot be opened"),
         ("sqlite:////no/such/directory/study.db", "unable to open database file"),
