@@ -208,7 +208,7 @@ def test_what_cannot_work_is_refused(plot: Any, suite: Path, tmp_path: Path) -> 
     assert "paths: missing; pass run directories" in refused(plot())
     assert "Available: " in refused(plot(suite, "--metric", "eval/retrun_mean"))
     assert "smooth: must be at least 0" in refused(plot(suite, "--smooth", -1))
-    assert "should end in .png, .svg, .pdf, .html" in refused(plot(suite, "--output", "curves.gif"))
+    assert "must end in .png, .svg, .pdf, .html" in refused(plot(suite, "--output", "curves.gif"))
     (tmp_path / "file").write_text("")
     assert "could not be written" in refused(plot(suite, "--output", "file/curves.png"))
     assert "cannot" in refused(plot(suite, "--output", "a.html", "--csv", "file"))

@@ -22,7 +22,7 @@ from rl_training.algorithms.discrete_sac import DiscreteSACConfig
 from rl_training.algorithms.dqn import DQNConfig
 from rl_training.algorithms.droq import DroQConfig, DroQNetworkConfig
 from rl_training.algorithms.drqv2 import DrQv2Config
-from rl_training.algorithms.edac import EDACConfig
+from rl_training.algorithms.edac import EDACConfig, EDACNetworkConfig
 from rl_training.algorithms.impala import IMPALAConfig
 from rl_training.algorithms.iql import IQLConfig
 from rl_training.algorithms.iqn import IQNConfig
@@ -30,7 +30,7 @@ from rl_training.algorithms.marwil import MARWILConfig
 from rl_training.algorithms.ppo import PPOConfig
 from rl_training.algorithms.qrdqn import QRDQNConfig
 from rl_training.algorithms.rainbow import RainbowConfig
-from rl_training.algorithms.rebrac import ReBRACConfig
+from rl_training.algorithms.rebrac import ReBRACConfig, ReBRACNetworkConfig
 from rl_training.algorithms.redq import REDQConfig
 from rl_training.algorithms.rlpd import RLPDConfig, RLPDNetworkConfig
 from rl_training.algorithms.sac import SACConfig
@@ -2899,7 +2899,7 @@ class EDAC(Agent):
         tau: float = ...,
         num_critics: int = ...,
         max_grad_norm: float | None = ...,
-        network: StochasticNetworkConfig | dict[str, Any] = ...,
+        network: EDACNetworkConfig | dict[str, Any] = ...,
         optimizer: OptimizerConfig | dict[str, Any] = ...,
         noise: NoiseConfig | dict[str, Any] = ...,
         temperature: float | None = ...,
@@ -2979,7 +2979,7 @@ class EDAC(Agent):
         tau: float = ...,
         num_critics: int = ...,
         max_grad_norm: float | None = ...,
-        network: StochasticNetworkConfig | dict[str, Any] = ...,
+        network: EDACNetworkConfig | dict[str, Any] = ...,
         optimizer: OptimizerConfig | dict[str, Any] = ...,
         noise: NoiseConfig | dict[str, Any] = ...,
         temperature: float | None = ...,
@@ -4063,7 +4063,7 @@ class ReBRAC(Agent):
         tau: float = ...,
         num_critics: int = ...,
         max_grad_norm: float | None = ...,
-        network: OffPolicyNetworkConfig | dict[str, Any] = ...,
+        network: ReBRACNetworkConfig | dict[str, Any] = ...,
         optimizer: OptimizerConfig | dict[str, Any] = ...,
         noise: NoiseConfig | dict[str, Any] = ...,
         policy_delay: int = ...,
@@ -4143,7 +4143,7 @@ class ReBRAC(Agent):
         tau: float = ...,
         num_critics: int = ...,
         max_grad_norm: float | None = ...,
-        network: OffPolicyNetworkConfig | dict[str, Any] = ...,
+        network: ReBRACNetworkConfig | dict[str, Any] = ...,
         optimizer: OptimizerConfig | dict[str, Any] = ...,
         noise: NoiseConfig | dict[str, Any] = ...,
         policy_delay: int = ...,
