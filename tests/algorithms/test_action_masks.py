@@ -389,7 +389,7 @@ class TestErrors:
     @pytest.mark.parametrize("name", ["ppo", "dqn"])
     def test_no_valid_action_in_the_middle_of_an_episode(self, name):
         agent = make(name, lambda: Forbidding("obs", num_valid=0))
-        with pytest.raises(EnvError, match="leaves marks no action as valid"):
+        with pytest.raises(EnvError, match="leaves no valid action"):
             agent.learn(100, progress=False)
         agent.close()
 

@@ -56,7 +56,7 @@ def test_train_kill_resume_eval_and_what_is_said_without_it(tmp_path: Path, monk
         code, text = call(*command_line)
         assert code == 2, text
         for what in ("the algorithm 'vpg'", "the encoder 'fourier'"):
-            assert f"{what} of the package rl-training-example 0.1.0 is not there" in text
+            assert f"{what} of the package rl-training-example 0.1.0, which is not registered" in text
         assert "pip install 'rl-training-example==0.1.0'" in text
 
 

@@ -87,15 +87,19 @@ def _class(spec: AlgorithmSpec) -> str:
 def render() -> str:
     """The text of `facades.pyi`."""
     specs = list(own_algorithms().values())
-    imports = set(IMPORTS)
+    names_of: dict[str, set[str]] = {}
+    for line in IMPORTS:
+        _, module, _, name = line.split()
+        names_of.setdefault(module, set()).add(name)
     for spec in specs:
         for cls in (spec.config, *(f.default_factory for f in dataclasses.fields(spec.config))):
             value = cls if isinstance(cls, type) else None
             if value is not None and value.__module__.startswith("rl_training"):
-                imports.add(f"from {value.__module__} import {value.__name__}")
+                names_of.setdefault(value.__module__, set()).add(value.__name__)
+    imports = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(names_of.items())]
     titles = sorted((spec.title for spec in specs), key=lambda title: (not title.isupper(), title))
-    names = ", ".join(f'"{title}"' for title in titles)
-    head = HEADER.format(imports="\n".join(sorted(imports)), names=names)
+    listed = ", ".join(f'"{title}"' for title in titles)
+    head = HEADER.format(imports="\n".join(imports), names=listed)
     return head + "\n" + "\n\n".join(_class(spec) for spec in specs) + "\n"
 
 
