@@ -21,7 +21,9 @@ from typing import Any, Literal
 
 {imports}
 
-__all__ = [{names}]
+__all__ = [
+{names}
+]
 '''
 
 IMPORTS = (
@@ -98,7 +100,7 @@ def render() -> str:
                 names_of.setdefault(value.__module__, set()).add(value.__name__)
     imports = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(names_of.items())]
     titles = sorted((spec.title for spec in specs), key=lambda title: (not title.isupper(), title))
-    listed = ", ".join(f'"{title}"' for title in titles)
+    listed = "\n".join(f'    "{title}",' for title in titles)
     head = HEADER.format(imports="\n".join(imports), names=listed)
     return head + "\n" + "\n\n".join(_class(spec) for spec in specs) + "\n"
 
