@@ -11,16 +11,9 @@ Names are imported when they are first used, so that `import rl_training` is fas
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 from rl_training.version import __version__ as __version__
-
-if "torch" not in sys.modules and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-    # OpenMP reads it when torch is loaded. By default waiting threads spin for milliseconds, and keep the threads that
-    # they wait for from the processor if other processes are busy; 1000 is what it uses itself when it is overloaded.
-    os.environ["GOMP_SPINCOUNT"] = "1000"
 
 if TYPE_CHECKING:  # the same names as in _HOMES, for editors and type checkers
     from rl_training.algorithms.registry import register_algorithm as register_algorithm

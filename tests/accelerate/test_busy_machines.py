@@ -1,9 +1,6 @@
-"""Threads that wait give way, and the faster of one thread and several is used; results do not depend on it."""
+"""The faster of one thread and several is used; results do not depend on it."""
 
 import ctypes
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,25 +9,6 @@ from rl_training.accelerate.native import compiler
 from rl_training.accelerate.recording import Accelerated
 from tests.accelerate.native_harness import HAS_COMPILER, settle
 from tests.accelerate.test_recording import draw
-
-SPIN = "import {first}, os; print(os.environ.get('GOMP_SPINCOUNT'))"
-
-
-@pytest.mark.parametrize(
-    ("first", "given", "expected"),
-    [
-        ("rl_training", {}, "1000"),
-        ("rl_training", {"GOMP_SPINCOUNT": "7"}, "7"),
-        ("rl_training", {"OMP_WAIT_POLICY": "ACTIVE"}, "None"),
-        ("torch, rl_training", {}, "None"),
-    ],
-)
-def test_waiting_threads_soon_sleep_unless_the_user_says_otherwise(first, given, expected):
-    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-    env = {name: value for name, value in os.environ.items() if name not in names} | given
-    done = subprocess.run([sys.executable, "-c", SPIN.format(first=first)], capture_output=True, text=True, env=env)
-    assert done.stdout.strip() == expected, done.stderr
-
 
 TRIALS = """
 #include "kernels.h"
